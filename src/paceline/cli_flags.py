@@ -1,0 +1,86 @@
+"""Flags made from the settings' dataclasses, and errors that suggest the flag one meant."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Collection
+from typing import Any, NoReturn, TypeVar
+
+T = TypeVar("T")
+
+SHORTEST_COLUMN = 28
+
+
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Shows defaults, except where the help text tells them; leaves the examples' line ends alone."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=SHORTEST_COLUMN)
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.default in (None, argparse.SUPPRESS) or not action.option_strings:
+            return action.help
+        return f"{action.help} (default: {'%(default)s'})"
+
+
+class Parser(argparse.ArgumentParser):
+    """Abbreviations are refused, and an unknown flag is answered with the nearest known one."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(allow_abbrev=False, formatter_class=HelpFormatter, **settings)
+
+    def refuse(self, unknown: list[str]) -> NoReturn:
+        """End with a usage error about the first argument that nobody took."""
+        flag = unknown[0].partition("=")[0]
+        near = difflib.get_close_matches(flag, self._option_string_actions, n=1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        self.error(f"unrecognized argument: {unknown[0]}{hint}")
+
+
+def add_flags(parser: argparse.ArgumentParser, config: type[Any], *, but: Collection[str] = ()) -> None:
+    """One flag per field of the dataclass `config`: `max_queue: int` becomes `--max-queue N`.
+
+    A bool becomes `--x` and `--no-x`. Help texts and choices are the fields' own.
+    """
+    hints = typing.get_type_hints(config)
+    group = parser.add_argument_group(_title(config))
+    for field in dataclasses.fields(config):
+        if field.name in but:
+            continue
+        flag = "--" + field.name.replace("_", "-")
+        settings: dict[str, Any] = {
+            "default": field.default,
+            "help": field.metadata["help"].replace("%", "%%"),
+        }
+        kind = _plain_type(hints[field.name])
+        if kind is bool:
+            settings["action"] = argparse.BooleanOptionalAction
+        else:
+            settings |= {"type": kind, "choices": field.metadata.get("choices")}
+            if not settings["choices"]:
+                settings["metavar"] = {int: "N", float: "X", str: "TEXT"}[kind]
+        group.add_argument(flag, **settings)
+
+
+def from_flags(config: type[T], args: argparse.Namespace) -> T:
+    """The dataclass that the parsed flags describe. Raises ConfigError as its constructor does."""
+    fields = dataclasses.fields(config)  # type: ignore[arg-type]
+    return config(**{f.name: getattr(args, f.name) for f in fields if hasattr(args, f.name)})
+
+
+def _plain_type(hint: Any) -> type:
+    """The type to read a flag as: `int` of `int | None`, `str` of a Literal of strings."""
+    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+        [hint] = (t for t in typing.get_args(hint) if t is not type(None))
+    if typing.get_origin(hint) is typing.Literal:
+        return type(typing.get_args(hint)[0])
+    assert isinstance(hint, type)
+    return hint
+
+
+def _title(config: type[Any]) -> str:
+    return {"EngineConfig": "engine", "ServerConfig": "server"}[config.__name__]

@@ -1,0 +1,394 @@
+"""Which rows run in the next step, and what became of the last: computed tokens chase known ones.
+
+There is no prefill phase and no decode phase. A step has a token budget: every decoding row takes
+1 + depth of it, prompt chunks share the rest first come first served. Older requests come first
+everywhere: out of pages, the youngest running one gives up its pages, waits at the front of the
+queue and is computed again later, so the oldest always gets on and nothing is lost.
+
+Plans are made from bounds, never from what a step in flight will yield, so `schedule` may be called
+again before `commit`. A request that ends or is preempted with a step in flight keeps its row and
+its pages until that step is committed: nobody else's K/V can be written over.
+
+Knows nothing of the model, text, time or processes.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from paceline.config import EngineConfig
+from paceline.engine.block import check_result, cut
+from paceline.engine.limits import Limits
+from paceline.engine.pages import InvariantError, PagePool, ensure
+from paceline.engine.prefix import PrefixHasher
+from paceline.engine.sequence import Sequence, Status
+from paceline.engine.stats import SchedulerStats
+from paceline.errors import QueueFullError, RequestError
+from paceline.request import EngineRequest, RequestOutput
+from paceline.step import Plan, RowResult, RowStart, RowStep, StepResult
+
+ChooseDepth = Callable[[int], int]
+
+
+def no_drafts(num_decoding: int) -> int:
+    """The depth of plain decoding, for any number of decoding rows."""
+    return 0
+
+
+@dataclass(slots=True)
+class _Step:
+    """A plan in the making."""
+
+    depth: int  # drafts per decoding row, at most
+    chunk_budget: int  # tokens left for prompt chunks
+    starts: list[RowStart] = field(default_factory=list)
+    decodes: list[tuple[Sequence, RowStep]] = field(default_factory=list)
+    chunks: list[tuple[Sequence, RowStep]] = field(default_factory=list)
+    short: bool = False  # somebody was short of pages: nobody new comes in
+
+
+class Scheduler:
+    """Requests in, plans out; results in, outputs out.
+
+    Args:
+        config: page size, row, budget and queue limits, prefix caching.
+        num_pages: pages of the worker's K/V pool, the trash page (page 0) among them.
+        eos_token_ids: end a request unless it says `ignore_eos`.
+        max_model_len: most tokens, prompt and answer, that the model takes.
+        vocab_size: token ids of a prompt must be below it.
+        choose_depth: drafts per decoding row, given how many there are; asked at every step. The
+            budget, the row's limit and the free pages may trim its answer.
+
+    Raises:
+        ConfigError: `num_pages` is too small to hold anything.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        num_pages: int,
+        eos_token_ids: Iterable[int],
+        max_model_len: int,
+        vocab_size: int,
+        choose_depth: ChooseDepth = no_drafts,
+    ) -> None:
+        self._config = config
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._choose_depth = choose_depth
+
+        self._pool = PagePool(num_pages, config.page_size)
+        self._limits = Limits(max_model_len, vocab_size, config.page_size, self._pool.capacity)
+        self._hasher = PrefixHasher(config.page_size)
+        self._free_rows = list(range(config.max_num_seqs))  # a heap: low rows first keeps batches compact
+
+        self._live: dict[str, Sequence] = {}  # accepted and without a final output
+        self._waiting: deque[Sequence] = deque()  # oldest first, all younger than every running one
+        self._running: dict[str, Sequence] = {}  # oldest first
+        self._leaving: set[Sequence] = set()  # preempted or ended, with a step in flight
+        self._in_flight: deque[tuple[Plan, list[Sequence]]] = deque()  # launched, oldest first
+        self._ended_rows: list[int] = []  # to tell the worker with the next plan
+
+        self._num_arrivals = 0
+        self._num_steps = 0
+        self._num_preemptions = 0
+        self._num_prompt_tokens_computed = 0
+        self._num_prompt_tokens_cached = 0
+        self._num_generated_tokens = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request lacks its final output or a step is in flight."""
+        return bool(self._live or self._in_flight)
+
+    def stats(self) -> SchedulerStats:
+        """The numbers of this moment; cheap enough for every step."""
+        return SchedulerStats(
+            num_running=len(self._running),
+            num_waiting=len(self._live) - len(self._running),
+            num_pages=self._pool.capacity,
+            num_pages_used=self._pool.num_used,
+            num_pages_cached=self._pool.num_cached,
+            num_preemptions=self._num_preemptions,
+            num_prompt_tokens_computed=self._num_prompt_tokens_computed,
+            num_prompt_tokens_cached=self._num_prompt_tokens_cached,
+            num_generated_tokens=self._num_generated_tokens,
+        )
+
+    # Requests come and go.
+
+    def add(self, request: EngineRequest) -> None:
+        """Accept a request: from now on it is owed exactly one final output.
+
+        Raises:
+            RequestError: it can never run here; the message has the numbers.
+            QueueFullError: `max_num_seqs` run and `max_queue` wait already.
+        """
+        if request.request_id in self._live:
+            raise RequestError("request_id", f"request_id {request.request_id!r} is in use")
+        max_len = self._limits.max_len(request)
+        max_num_seqs, max_queue = self._config.max_num_seqs, self._config.max_queue
+        if len(self._live) >= max_num_seqs + max_queue:
+            raise QueueFullError(
+                f"the queue is full: {len(self._live)} requests are open, the limit is max_num_seqs "
+                f"({max_num_seqs}) running plus max_queue ({max_queue}) waiting"
+            )
+        stop_ids = frozenset(request.params.stop_token_ids)
+        if not request.params.ignore_eos:
+            stop_ids |= self._eos_token_ids
+        seq = Sequence(request, self._num_arrivals, max_len, stop_ids, list(request.prompt_ids))
+        self._num_arrivals += 1
+        self._live[request.request_id] = seq
+        self._waiting.append(seq)
+
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """End a request now; returns its final output, or None if no open request has that id."""
+        seq = self._live.get(request_id)
+        if seq is None:
+            return None
+        self._end(seq)
+        return RequestOutput(request_id, finish_reason="abort", num_cached_tokens=seq.num_cached_tokens)
+
+    def abandon(self, reason: str) -> list[RequestOutput]:
+        """End every request by an error and forget the steps in flight: their worker has failed."""
+        for plan, sequences in self._in_flight:
+            for seq, step in zip(sequences, plan.rows, strict=True):
+                seq.settle(step)
+        self._in_flight.clear()
+        for seq in list(self._leaving):
+            self._vacate(seq)
+        ended = list(self._live.values())
+        for seq in ended:
+            self._end(seq)
+        return [
+            RequestOutput(
+                seq.request_id, finish_reason="error", num_cached_tokens=seq.num_cached_tokens, error=reason
+            )
+            for seq in ended
+        ]
+
+    def _end(self, seq: Sequence) -> None:
+        """No open request any more: the caller makes the final output."""
+        del self._live[seq.request_id]
+        if seq.status is Status.WAITING:
+            self._waiting.remove(seq)
+            seq.status = Status.ENDED
+        else:
+            self._leave(seq, Status.ENDED)
+
+    # The next step.
+
+    def schedule(self) -> Plan | None:
+        """Plan a step; it counts as launched from here on, and `commit` takes the plans in order.
+
+        None: nothing can run before a step in flight is committed, or nothing is there to do.
+        """
+        step = self._new_step()
+        # Oldest first: whoever is preempted on the way is younger, hence not planned yet.
+        for seq in list(self._running.values()):
+            if seq.status is not Status.RUNNING:
+                continue
+            if seq.decoding:
+                self._plan_decode(seq, step)
+            else:
+                self._plan_chunk(seq, step)
+        # A preempted request is older than the rest of the queue, so nobody passes it on its way there.
+        if not step.short and not any(seq.status is Status.PREEMPTED for seq in self._leaving):
+            while self._waiting and self._free_rows and step.chunk_budget:
+                seq = self._waiting[0]
+                if not self._admit(seq, step):
+                    break
+                self._plan_chunk(seq, step)
+        return self._launch(step)
+
+    def _new_step(self) -> _Step:
+        budget = self._config.max_num_batched_tokens
+        num_decoding = sum(seq.decoding for seq in self._running.values())
+        if num_decoding == 0:
+            return _Step(depth=0, chunk_budget=budget)
+        # Every running row, and whoever comes next, keeps a share of the budget: drafts never stop a prompt.
+        num_shares = len(self._running) + bool(self._waiting and self._free_rows)
+        depth = min(self._choose_depth(num_decoding), budget // num_shares - 1)
+        return _Step(depth, budget - num_decoding * (1 + depth))
+
+    def _plan_decode(self, seq: Sequence, step: _Step) -> None:
+        if seq.remaining == 0:
+            return  # the steps in flight finish it
+        # Drafts beyond the row's limit cannot be accepted, and none is worth preempting somebody for.
+        room = (len(seq.page_ids) + self._pool.num_available) * self._pool.page_size - seq.upper_len
+        depth = max(0, min(step.depth, seq.remaining - 1, room))
+        new_page_ids = self._reserve(seq, min(seq.upper_len + depth, seq.max_len - 1), step)
+        if new_page_ids is not None:
+            step.decodes.append((seq, RowStep(seq.row, 1, True, depth, new_page_ids)))
+
+    def _plan_chunk(self, seq: Sequence, step: _Step) -> None:
+        query_len = min(seq.known_len - seq.planned_len, step.chunk_budget)
+        if query_len == 0:
+            return
+        end = seq.planned_len + query_len
+        new_page_ids = self._reserve(seq, end, step)
+        if new_page_ids is not None:
+            step.chunk_budget -= query_len
+            step.chunks.append((seq, RowStep(seq.row, query_len, end == seq.known_len, 0, new_page_ids)))
+
+    def _launch(self, step: _Step) -> Plan | None:
+        planned = step.decodes + step.chunks
+        if not planned:
+            return None
+        for seq, row_step in planned:
+            seq.launch(row_step)
+        self._num_prompt_tokens_computed += sum(row_step.query_len for _, row_step in step.chunks)
+        ends, self._ended_rows = tuple(self._ended_rows), []
+        plan = Plan(self._num_steps, ends, tuple(step.starts), tuple([row_step for _, row_step in planned]))
+        self._num_steps += 1
+        self._in_flight.append((plan, [seq for seq, _ in planned]))
+        return plan
+
+    # Rows and pages change hands.
+
+    def _admit(self, seq: Sequence, step: _Step) -> bool:
+        """Give the head of the queue a row and its cached pages, if there are pages for its first chunk."""
+        hits = self._match(seq)
+        hit_len = len(hits) * self._pool.page_size
+        # A preempted request comes back when all it knows fits, or it would be preempted again for nothing.
+        first_len = seq.known_len if seq.num_preemptions else min(seq.known_len, hit_len + step.chunk_budget)
+        missing = self._pool.pages_for(first_len) - len(hits)
+        if missing > self._pool.num_available - self._pool.num_idle(hits):
+            return False
+        self._pool.share(hits)
+        self._waiting.popleft()
+        self._running[seq.request_id] = seq
+        step.starts.append(seq.occupy(heapq.heappop(self._free_rows), hits, hit_len))
+        if not seq.num_preemptions:
+            seq.num_cached_tokens = hit_len
+            self._num_prompt_tokens_cached += hit_len
+        return True
+
+    def _match(self, seq: Sequence) -> list[int]:
+        """Cached pages of its known tokens but the newest, which must be computed to go on from it."""
+        if not self._config.prefix_caching:
+            return []
+        num_pages = (seq.known_len - 1) // self._pool.page_size
+        self._hasher.extend(seq.digests, seq.token_ids, num_pages)
+        return self._pool.match(seq.digests)
+
+    def _reserve(self, seq: Sequence, num_tokens: int, step: _Step) -> tuple[int, ...] | None:
+        """Lengthen a row's block table to `num_tokens` tokens, preempting the youngest for it.
+
+        None: it was itself the youngest, or it sits this step out for pages that one in flight holds.
+        """
+        missing = self._pool.pages_for(num_tokens) - len(seq.page_ids)
+        if missing <= 0:
+            return ()
+        while missing > self._pool.num_available:
+            step.short = True
+            if self._leaving:
+                return None  # younger rows cannot profit: a decoding row lacks one page at most
+            youngest = next(reversed(self._running.values()))
+            self._preempt(youngest)
+            if youngest is seq:
+                return None
+        new_page_ids = self._pool.allocate(missing)
+        seq.page_ids.extend(new_page_ids)
+        return new_page_ids
+
+    def _preempt(self, seq: Sequence) -> None:
+        seq.num_preemptions += 1
+        self._num_preemptions += 1
+        self._leave(seq, Status.PREEMPTED)
+
+    def _leave(self, seq: Sequence, status: Status) -> None:
+        """Stop running, for good or for now; row and pages follow when no step is in flight."""
+        seq.status = status
+        self._running.pop(seq.request_id, None)
+        self._leaving.add(seq)
+        if seq.num_in_flight == 0:
+            self._vacate(seq)
+
+    def _vacate(self, seq: Sequence) -> None:
+        """Take row and pages back from a request that leaves."""
+        self._leaving.remove(seq)
+        self._pool.release(seq.page_ids)
+        heapq.heappush(self._free_rows, seq.row)
+        self._ended_rows.append(seq.row)
+        seq.vacate()
+        if seq.status is Status.PREEMPTED:
+            seq.status = Status.WAITING
+            self._waiting.appendleft(seq)
+
+    # What became of a step.
+
+    def commit(self, plan: Plan, result: StepResult) -> list[RequestOutput]:
+        """Take the result of the oldest plan in flight; returns an output for each request it gave tokens."""
+        assert plan is self._in_flight[0][0], "plans are committed in the order they were made"
+        check_result(plan, result)
+        _, sequences = self._in_flight.popleft()
+        outputs: list[RequestOutput] = []
+        for seq, step, got in zip(sequences, plan.rows, result.rows, strict=True):
+            seq.settle(step)
+            if seq.status is not Status.ENDED:
+                if step.samples:
+                    outputs.append(self._accept(seq, got))
+                else:
+                    seq.computed_len += step.query_len
+                    self._publish(seq)
+            if seq.num_in_flight == 0 and seq in self._leaving:
+                self._vacate(seq)
+        return outputs
+
+    def _accept(self, seq: Sequence, got: RowResult) -> RequestOutput:
+        """Append a block to its request, as far as that goes."""
+        if not got.token_ids:
+            raise InvariantError(f"row {got.row} yielded nothing for a request that has not ended")
+        end = cut(got.token_ids, seq.known_len, seq.max_len, seq.stop_ids)
+        token_ids = got.token_ids[: end.num_tokens]
+        seq.token_ids.extend(token_ids)
+        seq.computed_len = seq.known_len - 1
+        self._num_generated_tokens += end.num_tokens
+        self._publish(seq)
+        if end.finish_reason is not None:
+            self._end(seq)
+        return RequestOutput(
+            seq.request_id,
+            token_ids=list(token_ids),
+            logprobs=None if got.logprobs is None else list(got.logprobs[: end.num_tokens]),
+            finish_reason=end.finish_reason,
+            stop_token_id=end.stop_token_id,
+            num_cached_tokens=seq.num_cached_tokens,
+        )
+
+    def _publish(self, seq: Sequence) -> None:
+        """Let prompts hit the pages that are now full of committed, computed tokens."""
+        num_full = seq.computed_len // self._pool.page_size
+        if num_full == seq.num_published or not self._config.prefix_caching:
+            return
+        self._hasher.extend(seq.digests, seq.token_ids, num_full)
+        for i in range(seq.num_published, num_full):
+            self._pool.publish(seq.page_ids[i], seq.digests[i])
+        seq.num_published = num_full
+
+    # Proof.
+
+    def check(self) -> None:
+        """Prove that pages, rows and queues agree with each other.
+
+        Raises:
+            InvariantError: names what does not.
+        """
+        holders = [*self._running.values(), *self._leaving]
+        self._pool.check(seq.page_ids for seq in holders)
+        rows = sorted([*self._free_rows, *(seq.row for seq in holders)])
+        ensure(rows == list(range(self._config.max_num_seqs)), f"rows are lost or doubled: {rows}")
+        for seq in self._waiting:
+            ensure(not seq.page_ids, f"request {seq.request_id} waits and holds pages {seq.page_ids}")
+        ages = [seq.arrival for seq in [*self._running.values(), *self._waiting]]
+        ensure(ages == sorted(ages), f"requests are out of order: arrivals {ages}")
+        for seq in holders:
+            seq.check(self._pool.page_size)
+        num_launched = sum(len(sequences) for _, sequences in self._in_flight)
+        num_counted = sum(seq.num_in_flight for seq in holders)
+        ensure(num_launched == num_counted, f"{num_launched} row steps in flight, rows count {num_counted}")
+        ensure(bool(self._live or self._in_flight or not self._pool.num_used), "pages are held while idle")

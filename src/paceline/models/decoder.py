@@ -1,0 +1,45 @@
+"""The decoder of the Llama family as plain torch: any device, any number of tokens.
+
+Takes its attention, and so the K/V cache, as an argument. The residual stream is float32 whatever the
+weights are.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from paceline.models.batch import Attention, Batch
+from paceline.models.config import ModelConfig
+from paceline.models.layers import rms_norm, swiglu
+from paceline.models.weights import Weights
+
+
+class Decoder:
+    """Token ids to hidden states, and hidden states to logits."""
+
+    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+        self.config = config
+        self._weights = weights
+
+    def forward(self, batch: Batch, attention: Attention) -> torch.Tensor:
+        """The residual stream after the last layer, before the final norm: fp32 [M, hidden]."""
+        attention.begin(batch)
+        return self.layers(self.embed(batch.token_ids), attention)
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """fp32 [M, hidden]."""
+        table = self._weights.embedding.dense
+        assert table is not None
+        return torch.nn.functional.embedding(token_ids, table).float()
+
+    def layers(self, h: torch.Tensor, attention: Attention) -> torch.Tensor:
+        """All layers over the residual stream h fp32 [M, hidden]; a new tensor."""
+        eps = self.config.rms_norm_eps
+        for i, layer in enumerate(self._weights.layers):
+            h = h + layer.o(attention(i, layer.qkv(rms_norm(h, layer.input_norm, eps))))
+            h = h + layer.down(swiglu(layer.gate_up(rms_norm(h, layer.post_norm, eps))))
+        return h
+
+    def logits(self, h: torch.Tensor) -> torch.Tensor:
+        """fp32 [P, vocab] for P rows of `forward`'s result."""
+        return self._weights.head(rms_norm(h, self._weights.norm, self.config.rms_norm_eps))

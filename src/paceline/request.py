@@ -1,0 +1,130 @@
+"""What a request is, and what comes back for it: the records that cross the process border.
+
+Knows nothing of HTTP, text or torch. Both processes import this module.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import msgspec
+
+from paceline.errors import RequestError
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+MAX_SEED = 2**64 - 1
+MAX_LOGPROBS = 20
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How to choose each next token. Checked when made.
+
+    Processors act in this order, as in vLLM: `logit_bias`, `min_tokens`, penalties, then
+    temperature, `top_k`, `top_p`, `min_p`. Logprobs are the model's own, before all of them.
+
+    Raises:
+        RequestError: a value is out of range; `param` names it.
+    """
+
+    temperature: float = 1.0  # 0 is greedy
+    top_k: int = 0  # 0 or -1: off
+    top_p: float = 1.0  # in (0, 1]
+    min_p: float = 0.0  # in [0, 1], relative to the most likely token
+    seed: int | None = None  # None: a fresh 64-bit seed is drawn
+    n: int = 1  # choices; each gets its own row
+    max_tokens: int | None = None  # None: up to the context limit
+    min_tokens: int = 0  # before this many, stop tokens cannot be sampled
+    stop: tuple[str, ...] = ()  # found in the text, by the process that has it
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    presence_penalty: float = 0.0  # on tokens generated so far
+    frequency_penalty: float = 0.0  # likewise, times their count
+    repetition_penalty: float = 1.0  # on tokens of the prompt and generated so far
+    logit_bias: dict[int, float] | None = None
+    logprobs: int | None = None  # None: none; 0: the chosen token's; k: and the k most likely
+
+    def __post_init__(self) -> None:
+        self._check("temperature", 0.0, 100.0)
+        self._check("top_k", -1, None)
+        self._check("top_p", 0.0, 1.0)
+        if self.top_p <= 0.0:
+            raise RequestError("top_p", f"top_p must be in (0, 1], got {self.top_p}")
+        self._check("min_p", 0.0, 1.0)
+        self._check("n", 1, None)
+        self._check("min_tokens", 0, None)
+        self._check("presence_penalty", -2.0, 2.0)
+        self._check("frequency_penalty", -2.0, 2.0)
+        self._check("repetition_penalty", 0.0, 100.0)
+        if self.repetition_penalty <= 0.0:
+            raise RequestError("repetition_penalty", "repetition_penalty must be greater than 0")
+        if self.seed is not None:
+            self._check("seed", -(2**63), MAX_SEED)
+        if self.max_tokens is not None:
+            self._check("max_tokens", 1, None)
+            if self.min_tokens > self.max_tokens:
+                raise RequestError(
+                    "min_tokens", f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})"
+                )
+        if self.logprobs is not None:
+            self._check("logprobs", 0, MAX_LOGPROBS)
+        if any(not s for s in self.stop):
+            raise RequestError("stop", "stop strings must not be empty")
+        for token, bias in (self.logit_bias or {}).items():
+            if not math.isfinite(bias) or abs(bias) > 100.0:
+                raise RequestError("logit_bias", f"logit_bias[{token}] must be in [-100, 100], got {bias}")
+
+    def check_token_ids(self, vocab_size: int) -> None:
+        """Refuse token ids that the model does not have.
+
+        Raises:
+            RequestError: `param` is `logit_bias` or `stop_token_ids`.
+        """
+        for param, token_ids in (("logit_bias", self.logit_bias or ()), ("stop_token_ids", self.stop_token_ids)):
+            for token_id in token_ids:
+                if not 0 <= token_id < vocab_size:
+                    raise RequestError(param, f"{param}: token id {token_id} is not in [0, {vocab_size - 1}]")
+
+    def _check(self, name: str, low: float, high: float | None) -> None:
+        value = getattr(self, name)
+        if not math.isfinite(value) or value < low or (high is not None and value > high):
+            limit = f"at least {low}" if high is None else f"in [{low}, {high}]"
+            raise RequestError(name, f"{name} must be {limit}, got {value}")
+
+
+class EngineRequest(msgspec.Struct, frozen=True):
+    """One choice of one request, ready for the engine: ids in, nothing left to default.
+
+    `params.seed` and `params.max_tokens` are set; `params.stop` is the caller's business.
+    """
+
+    request_id: str
+    prompt_ids: list[int]
+    params: SamplingParams
+    choice: int = 0
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Natural-log probabilities at one position, from the model before any processor."""
+
+    logprob: float  # of the chosen token
+    top_ids: list[int]  # most likely first
+    top_logprobs: list[float]
+
+
+class RequestOutput(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What one step gave one request. The last one carries `finish_reason`.
+
+    `token_ids` are the new tokens only, already cut at the first stop token (which is
+    included, and named by `stop_token_id`) or at the length limit.
+    """
+
+    request_id: str
+    token_ids: list[int] = []
+    logprobs: list[TokenLogprobs] | None = None  # one per token, when asked for
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    num_cached_tokens: int = 0  # prompt tokens that the prefix cache had
+    error: str | None = None  # with finish_reason "error"

@@ -1,0 +1,99 @@
+"""The records that scheduler and worker exchange, and the two seams between them.
+
+A step is a ragged batch over *rows*. A row is a slot of the worker's state tensors (length,
+last token, block table, sampling parameters); a request keeps one row from admission until it
+finishes or is preempted. The scheduler plans with upper bounds and never reads the device; the
+worker holds the truth and reports it one record per row.
+
+Everything here is frozen and complete when made: nobody fills a record in later.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from paceline.request import SamplingParams, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class RowStart:
+    """A request takes a row: all that the worker must know of it, said once.
+
+    `token_ids` are the known tokens: the prompt and, after a preemption, what was generated
+    before it. K/V of the first `computed_len` positions is already in `page_ids`.
+    """
+
+    row: int
+    token_ids: tuple[int, ...]
+    prompt_len: int
+    computed_len: int
+    page_ids: tuple[int, ...]
+    params: SamplingParams
+    choice: int
+    max_len: int  # prompt plus generated tokens never exceed this (the device clamps to it)
+
+
+@dataclass(frozen=True, slots=True)
+class RowStep:
+    """What one row does in one step.
+
+    The row computes `query_len` of its known tokens, from where it stands. If that reaches the
+    newest one (`samples`), the step yields 1 to 1 + `depth` new tokens; otherwise it is a chunk
+    of a prompt and yields none.
+    """
+
+    row: int
+    query_len: int
+    samples: bool
+    depth: int = 0
+    new_page_ids: tuple[int, ...] = ()  # appended to the row's block table before the step
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One step: first `ends` give their rows back, then `starts` take rows, then `rows` run."""
+
+    step_id: int
+    ends: tuple[int, ...]
+    starts: tuple[RowStart, ...]
+    rows: tuple[RowStep, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens through the target model, drafts included."""
+        return sum(r.query_len + r.depth for r in self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class RowResult:
+    """What one row of a plan came to: `len(token_ids)` is its accept_len, 0 for a prompt chunk."""
+
+    row: int
+    depth: int  # the depth it was made with, which need not be the current one
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] | None = None  # one per token, for rows that ask
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """The results of a plan, in the plan's row order."""
+
+    step_id: int
+    rows: tuple[RowResult, ...]
+
+
+class Pending(Protocol):
+    """A launched step whose result may still be on the device."""
+
+    def result(self) -> StepResult:
+        """Wait for the step and return what it came to."""
+        ...
+
+
+class Worker(Protocol):
+    """Runs plans. Keeps per-row state; knows nothing of requests, queues or text."""
+
+    def launch(self, plan: Plan) -> Pending:
+        """Apply `plan.ends` and `plan.starts`, start the step, and return without waiting."""
+        ...

@@ -1,0 +1,1 @@
+"""K/V caches and the attention over them, one module for each kind of device."""

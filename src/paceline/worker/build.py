@@ -1,0 +1,198 @@
+"""From settings to a worker: model files, arithmetic, K/V cache and rows."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from paceline.config import EngineConfig, available_cores
+from paceline.errors import ConfigError
+from paceline.kernels.parallel import Team
+from paceline.models.batch import Attention, Batch
+from paceline.models.builtin import cache_dir
+from paceline.models.checkpoint import Checkpoint, open_checkpoint
+from paceline.models.config import ModelConfig
+from paceline.models.decoder import Decoder
+from paceline.models.hub import resolve_model
+from paceline.models.program import PackedDecoder
+from paceline.models.rope import rope_tables
+from paceline.models.weights import Weights, load_weights
+from paceline.worker.attention import cpu
+from paceline.worker.attention.torch_paged import TorchAttention
+from paceline.worker.rows import RowState
+from paceline.worker.sampling import SamplerState
+from paceline.worker.tuning import max_packed_tokens
+from paceline.worker.worker import Model, ModelWorker
+
+logger = logging.getLogger(__name__)
+
+_CPU_KV_TOKENS = 24_576
+_GPU_KV_SHARE = 0.8  # of the memory that is free once the weights are loaded
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What the scheduler must know of the model and its cache. Page 0 is the trash page."""
+
+    max_model_len: int
+    num_pages: int
+    eos_token_ids: tuple[int, ...]
+    vocab_size: int
+
+
+class EagerModel:
+    """A `Decoder` with its attention, as the worker drives it."""
+
+    def __init__(self, decoder: Decoder, attention: Attention) -> None:
+        self._decoder, self._attention = decoder, attention
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """See `Model`."""
+        return self._decoder.forward(batch, self._attention)
+
+    def logits(self, h: torch.Tensor) -> torch.Tensor:
+        """See `Model`."""
+        return self._decoder.logits(h)
+
+
+def build_worker(config: EngineConfig, progress: bool = False) -> tuple[ModelWorker, ModelInfo]:
+    """Load the model and make a worker, warmed up.
+
+    Raises:
+        ModelError: the model cannot be found, read or run.
+        ConfigError: a setting does not fit the model or the machine; named.
+    """
+    device = _device(config)
+    num_threads = config.threads or available_cores()
+    torch.set_num_threads(num_threads)
+    path = resolve_model(config.model, config.revision, progress=progress)
+    started = time.perf_counter()
+    with open_checkpoint(path) as checkpoint:
+        model_config = checkpoint.config
+        packed, dtype = _arithmetic(config, checkpoint)
+        weights = _load(checkpoint, packed, dtype, config, progress)
+    _return_freed_memory()
+    _log_loaded(path, weights, packed, dtype, time.perf_counter() - started)
+    info = _sizes(config, model_config, device, dtype)
+    rows = RowState(config.max_num_seqs, info.max_model_len, config.page_size, device)
+    model = _model(config, model_config, weights, info, rows, packed, dtype, num_threads)
+    sampler = SamplerState(config.max_num_seqs, info.vocab_size, info.eos_token_ids, device)
+    _warm_up(model, device)
+    return ModelWorker(model, rows, sampler), info
+
+
+def _device(config: EngineConfig) -> torch.device:
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device is cuda, but torch sees no CUDA device on this machine")
+    return torch.device(config.device)
+
+
+def _arithmetic(config: EngineConfig, checkpoint: Checkpoint) -> tuple[bool, torch.dtype]:
+    """Whether to pack, and the dtype of dense matrices."""
+    quantized = any(t.is_quantized for t in checkpoint.tensors.values())
+    if config.precision == "packed" and (config.device != "cpu" or not quantized):
+        raise ConfigError("precision packed needs device cpu and a quantised GGUF model")
+    if config.reproducible and config.device != "cpu":
+        raise ConfigError("reproducible needs device cpu")
+    packed = quantized and config.device == "cpu" and config.precision in ("auto", "packed")
+    return packed, torch.float32 if config.precision == "fp32" else torch.bfloat16
+
+
+def _load(
+    checkpoint: Checkpoint, packed: bool, dtype: torch.dtype, config: EngineConfig, progress: bool
+) -> Weights:
+    with tqdm(
+        total=len(checkpoint.tensors), desc="loading", unit="tensor", disable=not progress, leave=False
+    ) as bar:
+        return load_weights(
+            checkpoint,
+            dtype=dtype,
+            device=config.device,
+            packed=packed,
+            on_tensors=lambda n: bar.update(n) and None,
+        )
+
+
+def _return_freed_memory() -> None:
+    """Hand the buffers that loading went through back to the system; glibc would keep them."""
+    if sys.platform.startswith("linux"):
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # musl has none
+        if trim is not None:
+            trim(0)
+
+
+def _log_loaded(path: Path, weights: Weights, packed: bool, dtype: torch.dtype, seconds: float) -> None:
+    held = "packed" if packed else str(dtype).removeprefix("torch.")
+    logger.info("loaded %s as %s in %.1f s", path.name, held, seconds)
+    for loss in weights.losses:
+        logger.info(
+            "%d matrices of type %s are %sheld as %s: relative rms error %.1e",
+            loss.num_tensors, loss.kind, "also " if packed else "", loss.held_as, loss.rms_error,
+        )  # fmt: skip
+
+
+def _sizes(config: EngineConfig, model: ModelConfig, device: torch.device, dtype: torch.dtype) -> ModelInfo:
+    kv_tokens = config.kv_cache_tokens or _default_kv_tokens(config, model, device, dtype)
+    num_pages = -(-kv_tokens // config.page_size)
+    asked = config.max_model_len
+    if asked is None and model.sliding_window is None:
+        length = min(model.context_length(), num_pages * config.page_size)
+    else:
+        length = model.context_length(asked)
+    return ModelInfo(length, num_pages + 1, model.eos_token_ids, model.vocab_size)
+
+
+def _default_kv_tokens(
+    config: EngineConfig, model: ModelConfig, device: torch.device, dtype: torch.dtype
+) -> int:
+    if device.type == "cpu":
+        return _CPU_KV_TOKENS
+    per_token = 2 * model.num_layers * model.num_kv_heads * model.head_dim * dtype.itemsize
+    free, _ = torch.cuda.mem_get_info(device)
+    wanted = config.max_num_seqs * model.max_position_embeddings
+    return max(config.page_size, min(wanted, int(free * _GPU_KV_SHARE) // per_token))
+
+
+def _model(
+    config: EngineConfig,
+    model: ModelConfig,
+    weights: Weights,
+    info: ModelInfo,
+    rows: RowState,
+    packed: bool,
+    dtype: torch.dtype,
+    num_threads: int,
+) -> Model:
+    device = rows.tables.device
+    cos, sin = (table.to(device).contiguous() for table in rope_tables(model, info.max_model_len))
+    norms = [(layer.q_norm, layer.k_norm) for layer in weights.layers]
+    shared = (model, info.num_pages, config.page_size, rows.tables, (cos, sin), norms)
+    if device.type != "cpu" or dtype == torch.float32 or not cpu.fits(model, config.page_size):
+        return EagerModel(Decoder(model, weights), TorchAttention(*shared, dtype))
+    team = Team(num_threads)
+    attention = cpu.CpuAttention(*shared, team)
+    if not packed or not weights.is_packed:
+        return EagerModel(Decoder(model, weights), attention)
+    limit = None
+    if not config.reproducible:
+        limit = max_packed_tokens(weights.layers[0], team, cache_dir() / "packed_tokens.json")
+    return PackedDecoder(model, weights, attention, team, limit)
+
+
+def _warm_up(model: Model, device: torch.device) -> None:
+    """Compile kernels and touch every path's code before the first request, writing to the trash page."""
+    import numpy as np
+
+    for num_tokens in (1, 2):
+        ids = torch.zeros(num_tokens, dtype=torch.int64, device=device)
+        segments = np.array([[0, num_tokens, 0, 0]], np.int64)
+        batch = Batch(ids, torch.arange(num_tokens, device=device), segments)
+        with torch.inference_mode():
+            model.logits(model.forward(batch)[:1])

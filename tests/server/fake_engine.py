@@ -1,0 +1,132 @@
+"""An engine without weights: its answer to a prompt is the prompt, over and over.
+
+It keeps the real one's promises (blocks cut at stop tokens and at max_tokens, one final output, a
+bounded queue) and writes what happens to the file that FAKE_JOURNAL names. Special tokens in a prompt
+make it die, raise or be slow.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from itertools import islice
+from pathlib import Path
+
+from tiny_model import SPECIAL
+
+from paceline.config import EngineConfig
+from paceline.engine.factory import BuiltEngine
+from paceline.engine.messages import Ready
+from paceline.engine.stats import SchedulerStats
+from paceline.errors import EngineDeadError, ModelError, QueueFullError
+from paceline.request import EngineRequest, RequestOutput, TokenLogprobs
+from paceline.tokenizer import load_tokenizer
+
+MAX_MODEL_LEN = 4096
+BLOCK = 3  # tokens a step, as if two drafts had been accepted
+
+
+class FakeEngine:
+    def __init__(self, config: EngineConfig, special: dict[str, int]) -> None:
+        self._special = special
+        self._limit = config.max_num_seqs + config.max_queue
+        self._live: dict[str, tuple[EngineRequest, int]] = {}  # with the number of tokens given
+        self._failed = False
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._live) or self._failed
+
+    def add(self, request: EngineRequest) -> None:
+        if len(self._live) >= self._limit:
+            raise QueueFullError(f"the queue is full ({self._limit} requests)")
+        journal("add", request.request_id, request.params.seed, request.choice)
+        self._live[request.request_id] = (request, 0)
+
+    def abort(self, request_id: str) -> None:
+        if self._live.pop(request_id, None):
+            journal("abort", request_id)
+
+    def step(self) -> list[RequestOutput]:
+        if self._failed:
+            raise EngineDeadError("the engine failed: RuntimeError: boom") from RuntimeError("boom")
+        prompts = [set(request.prompt_ids) for request, _ in self._live.values()]
+        if any(self._special["<|die|>"] in p for p in prompts):
+            os._exit(3)
+        if any(self._special["<|raise|>"] in p for p in prompts):
+            self._failed = True
+            return [RequestOutput(i, finish_reason="error", error="boom") for i in self._live]
+        if any(self._special["<|slow|>"] in p for p in prompts):
+            time.sleep(0.02)
+        outputs = [self._advance(request, start) for request, start in list(self._live.values())]
+        for output in outputs:
+            if output.finish_reason is not None:
+                journal("finish", output.request_id)
+                del self._live[output.request_id]
+        return outputs
+
+    def stats(self) -> SchedulerStats:
+        return SchedulerStats(
+            num_running=len(self._live),
+            num_waiting=0,
+            num_pages=1,
+            num_pages_used=0,
+            num_pages_cached=0,
+            num_preemptions=0,
+            num_prompt_tokens_computed=0,
+            num_prompt_tokens_cached=0,
+            num_generated_tokens=0,
+        )
+
+    def _advance(self, request: EngineRequest, start: int) -> RequestOutput:
+        params = request.params
+        assert params.max_tokens is not None
+        stops = set(params.stop_token_ids) | (set() if params.ignore_eos else {self._special["<|im_end|>"]})
+        token_ids: list[int] = []
+        stop_token_id = finish_reason = None
+        for i in range(start, start + BLOCK):
+            token_ids.append(request.prompt_ids[i % len(request.prompt_ids)])
+            if token_ids[-1] in stops:
+                stop_token_id, finish_reason = token_ids[-1], "stop"
+                break
+            if i + 1 == params.max_tokens:
+                finish_reason = "length"
+                break
+        self._live[request.request_id] = (request, start + len(token_ids))
+        logprobs = None if params.logprobs is None else [_logprobs(t, params.logprobs) for t in token_ids]
+        return RequestOutput(
+            request.request_id,
+            token_ids,
+            logprobs,
+            finish_reason=finish_reason,
+            stop_token_id=stop_token_id,
+            num_cached_tokens=2,
+        )
+
+
+def _logprobs(token_id: int, num_top: int) -> TokenLogprobs:
+    top_ids = list(islice((token_id, *(t for t in range(256) if t != token_id)), num_top))
+    return TokenLogprobs(-0.5, top_ids, [-0.5 - i for i in range(num_top)])
+
+
+def journal(*words: object) -> None:
+    if path := os.environ.get("FAKE_JOURNAL"):
+        with Path(path).open("a") as file:
+            print(*words, file=file)
+
+
+def build(config: EngineConfig) -> BuiltEngine:
+    """The factory."""
+    if (Path(config.model) / "refuse").exists():
+        raise ModelError(f"{config.model}: tensor lm_head.weight is missing")
+    tokenizer = load_tokenizer(Path(config.model))
+    special = {text: tokenizer.encode(text)[0] for text in SPECIAL}
+    return BuiltEngine(
+        FakeEngine(config, special), Ready(max_model_len=MAX_MODEL_LEN, vocab_size=tokenizer.vocab_size)
+    )
+
+
+def never(config: EngineConfig) -> BuiltEngine:
+    """A factory that is still loading."""
+    time.sleep(600)
+    raise AssertionError("nobody waits that long")
