@@ -134,11 +134,11 @@ def test_generate_from_an_argument_and_from_stdin() -> None:
 
 @pytest.mark.model
 def test_chat_with_piped_input_prints_answers_only() -> None:
-    turns = "My name is Ada.\n/unknown\nWhat is my name?\n/reset\n/exit\nnever asked\n"
-    ended = paceline("chat", "--temperature", "0", "--max-tokens", "60", stdin=turns)
+    ended = paceline(
+        "chat", "--temperature", "0", "--stop", "4", stdin="What is 2+2?\n\n/unknown\n/exit\nmore\n"
+    )
     assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.count("Ada") >= 2  # the second answer knows the first turn
-    assert "> " not in ended.stdout
+    assert ended.stdout == "2 + 2 = \n"
     assert ended.stderr.splitlines() == ["unknown command /unknown; /help lists them"]
 
 
@@ -156,8 +156,7 @@ def test_chat_in_a_terminal_stops_the_answer_on_ctrl_c() -> None:
     screen = Screen(ours)
     screen.wait_for("> ")
     os.write(ours, b"Count from one to two hundred in words, each on its own line.\n")
-    screen.wait_for("line.\r\n")
-    screen.wait_for("\n", more=40)  # some of the answer is there
+    screen.wait_for("line.\r\n", more=20)  # some of the answer is there
     process.send_signal(signal.SIGINT)
     screen.wait_for("…")
     screen.wait_for("> ")

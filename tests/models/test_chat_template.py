@@ -34,18 +34,22 @@ TEMPLATES = {
     ),
     "tools": (
         "{% if tools %}{{ tools | tojson }}|{{ tools | tojson(indent=2) }}{% endif %}"
-        "{% for m in messages if m.tool_calls is defined %}{{ m.tool_calls[0].function.arguments | tojson }}{% endfor %}"
+        "{% for m in messages if m.tool_calls is defined %}"
+        "{{ m.tool_calls[0].function.arguments | tojson }}{% endfor %}"
     ),
     "generation": "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}",
     "loop controls": (
         "{% for m in messages %}{% if loop.index > 2 %}{% break %}{% endif %}{{ m.content }}{% endfor %}"
     ),
     "namespace": (
-        "{% set ns = namespace(count=0) %}{% for m in messages %}{% set ns.count = ns.count + 1 %}{% endfor %}"
+        "{% set ns = namespace(count=0) %}"
+        "{% for m in messages %}{% set ns.count = ns.count + 1 %}{% endfor %}"
         "{{ ns.count }}{{ dict(a=1)['a'] }}{{ dict.fromkeys(['k'])|tojson }}"
     ),
-    "none is left out": "{% for m in messages %}{{ m.name is defined }}{{ m.keys()|list|length }}{% endfor %}",
-    "variables": "{{ enable_thinking }}{{ unknown_variable }}{{ strftime_now('%Y') | length }}{{ documents is none }}",
+    "none is left out": "{% for m in messages %}{{ m.name is defined }}{{ m.keys() | list }}{% endfor %}",
+    "variables": (
+        "{{ enable_thinking }}{{ unknown_variable }}{{ strftime_now('%Y') | length }}{{ documents is none }}"
+    ),
 }
 
 

@@ -91,7 +91,11 @@ def test_refused_by_name(changes: dict[str, Any], named: str) -> None:
     [
         ({"hidden_size": ...}, "hidden_size is missing"),
         ({"vocab_size": 0}, "vocab_size must be"),
-        ({"num_hidden_layers": "two"}, "num_layers must be"),
+        ({"num_hidden_layers": "two"}, "num_hidden_layers must be a number, got 'two'"),
+        ({"num_hidden_layers": 5000}, "num_layers must be"),
+        ({"num_attention_heads": 0}, "num_attention_heads must be a whole number of at least 1"),
+        ({"head_dim": "x"}, "head_dim must be"),
+        ({"rms_norm_eps": "tiny"}, "rms_norm_eps must be a number"),
         ({"num_key_value_heads": 3}, "num_kv_heads"),
         ({"rms_norm_eps": 0}, "rms_norm_eps"),
         ({"rope_theta": -1.0}, "rope_theta"),
@@ -199,6 +203,12 @@ def test_gguf_unknown_architecture_and_missing_key() -> None:
         config_from_gguf({"general.architecture": "mamba"}, {})
     with pytest.raises(ModelError, match=r"llama\.context_length is missing"):
         gguf_config(context_length=None)
+
+
+def test_gguf_broken_values_are_named() -> None:
+    for key, value in {"attention__head_count": 0, "block_count": "two", "feed_forward_length": []}.items():
+        with pytest.raises(ModelError, match=key.replace("__", ".")):
+            gguf_config(**{key: value})
 
 
 def test_gguf_values_per_layer_may_be_a_list() -> None:

@@ -10,6 +10,7 @@ from tiny_models import hf_config
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from paceline.errors import ModelError, UnsupportedModelError
 from paceline.models.config import config_from_hf
 from paceline.models.rope import rope_frequencies, rope_tables
 from paceline.models.rope_config import RopeConfig, rope_from_gguf, rope_from_hf
@@ -96,3 +97,9 @@ def test_gguf_scaling_keys() -> None:
         type="linear", factor=2.0
     )
     assert rope_from_gguf({"llama.rope.scaling.type": "none"}, "llama", ()) == RopeConfig()
+    with pytest.raises(ModelError, match=r"llama\.rope\.freq_base must be a number above 0, got 'x'"):
+        rope_from_gguf({"llama.rope.freq_base": "x"}, "llama", ())
+    with pytest.raises(UnsupportedModelError, match="together with"):
+        rope_from_gguf({"llama.rope.scaling.type": "linear"}, "llama", (1.0,))
+    with pytest.raises(UnsupportedModelError, match=r"yarn_attn_factor 0\.5"):
+        rope_from_gguf(metadata | {prefix + "yarn_attn_factor": 0.5}, "qwen2", ())

@@ -204,7 +204,8 @@ def test_the_servers_process_stays_light(default_model: Path) -> None:
     script = (
         "import sys; from pathlib import Path; from paceline.tokenizer import load_tokenizer\n"
         f"tokenizer = load_tokenizer(Path({str(default_model)!r}))\n"
-        "tokenizer.apply_chat_template([{'role': 'user', 'content': 'hi'}]); tokenizer.decode(tokenizer.encode('a'))\n"
+        "tokenizer.apply_chat_template([{'role': 'user', 'content': 'hi'}])\n"
+        "tokenizer.decode(tokenizer.encode('a'))\n"
         "print([name for name in ('torch', 'transformers', 'numpy', 'gguf') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

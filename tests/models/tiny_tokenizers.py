@@ -13,7 +13,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 CONTROL, USER_DEFINED, BYTE, UNKNOWN, NORMAL = 3, 4, 6, 2, 1
 
 TEXT = (
-    "The quick brown fox jumps over the lazy dog, and the dog's owner doesn't mind; they'll see 12345 times.\n"
+    "The quick brown fox jumps over the lazy dog, and its owner doesn't mind; they'll see 12345 times.\n"
     "Der schnelle braune Fuchs springt über den faulen Hund. Ça va très bien, à bientôt! 日本語の文章です。\n"
     "def main(argv):\n    for i in range(1000):\n        print(i, '   ', argv[i])\n\n\treturn 0\n"
 ) * 3

@@ -6,6 +6,7 @@ data: on two Genoa cores huge pages made attention over 4 x 256 tokens about thr
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 
@@ -27,7 +28,8 @@ def _map(num_bytes: int) -> torch.Tensor:
     size = max(1, -(-num_bytes // _HUGE_PAGE)) * _HUGE_PAGE
     if hasattr(mmap, "MADV_HUGEPAGE"):
         region = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared memory has none
-        region.madvise(mmap.MADV_HUGEPAGE)
+        with contextlib.suppress(OSError):  # a system built without them
+            region.madvise(mmap.MADV_HUGEPAGE)
     else:
         region = mmap.mmap(-1, size)
     return torch.frombuffer(region, dtype=torch.uint8)

@@ -223,8 +223,8 @@ def _gemm(
 
     gate = scratch + HEADER_BYTES
     value = gate + MAX_TILE * WIDTH * 4
-    sums = value + MAX_TILE * WIDTH * 4
-    normed = sums + num_tokens * blocks * 4
+    normed = value + MAX_TILE * WIDTH * 4
+    sums = normed + num_tokens * stride  # only the formats with an offset have them
     raw = x
     x = normed if gamma != 0 else x
     if load_i64(scratch) != token:  # each thread prepares its own x once a phase

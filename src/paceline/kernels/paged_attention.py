@@ -217,7 +217,7 @@ def _attend(
 def _write_kv(
     k: int, v: int, v_bias: int, at: int, slot: int, k_cache: int, v_cache: int, head_dim: int
 ) -> None:
-    """One position's K (rotated) and V into its page; `at` is the page's byte offset, `slot` the position in it."""
+    """One position's K (rotated) and V into its page: `slot` of the page at byte offset `at`."""
     k_at = k_cache + at + slot // WIDTH * head_dim * WIDTH * 2 + slot % WIDTH * 2
     for d in range(head_dim):
         store_bf16(k_at + d * WIDTH * 2, load_f32(k + d * 4))

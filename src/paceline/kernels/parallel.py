@@ -20,6 +20,7 @@ import platform
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -35,6 +36,7 @@ _I64 = ir.IntType(64)
 _SPINS = 20_000  # polls of an idle worker before it sleeps: a few hundred microseconds
 _SPINS_BEFORE_YIELD = 2_000
 _MAX_KEPT = 1_000
+_MAX_GENERATION = 2**31 - 1  # of the runs' numbers, which share a word with a task's: then from 1 again
 
 # Places in a team's memory, in int64. Each hot word has its own cache line.
 _GENERATION, _JOB, _STOP, _NUM_WORKERS, _SEM_WAIT, _SEM_POST, _YIELD = 0, 8, 16, 24, 25, 26, 27
@@ -126,7 +128,7 @@ def _phases(team: int, job: int, generation: int, thread: int) -> None:
 
 def _run(team: int, job: int) -> None:
     """The calling thread's part: publish the job, wake sleepers, work."""
-    generation = load_i64(team + _GENERATION * 8) + 1
+    generation = load_i64(team + _GENERATION * 8) % _MAX_GENERATION + 1
     counters = load_i64(job + 16)
     for p in range(load_i64(job)):
         counter = counters + p * _COUNTER_WORDS * 8
@@ -259,7 +261,10 @@ class Program:
 
 
 class Team:
-    """`num_threads` threads, the calling one included. One program runs at a time."""
+    """`num_threads` threads, the calling one included. One program runs at a time.
+
+    The threads end with `close`, or when the team is no longer referenced.
+    """
 
     def __init__(self, num_threads: int) -> None:
         libc = ctypes.CDLL(None)
@@ -268,16 +273,14 @@ class Team:
         num_workers = self.num_threads - 1
         self._memory = np.zeros(_WORKERS + num_workers * _WORKER_WORDS + 8, np.int64)
         self._base = -(-address_of(self._memory) // 64) * 64
-        self._offset = (self._base - address_of(self._memory)) // 8
-        words = self._memory[self._offset :]
+        words = self._memory[(self._base - address_of(self._memory)) // 8 :]
         words[_NUM_WORKERS] = num_workers
         words[_YIELD] = _function_address(libc, "sched_yield")
         if num_workers:
             words[_SEM_WAIT] = _function_address(libc, "sem_wait")
             words[_SEM_POST] = _function_address(libc, "sem_post")
-        self._post: Any = libc.sem_post if num_workers else None
-        self._semaphores = [self._base + (_WORKERS + w * _WORKER_WORDS + 8) * 8 for w in range(num_workers)]
-        for semaphore in self._semaphores:
+        semaphores = [self._base + (_WORKERS + w * _WORKER_WORDS + 8) * 8 for w in range(num_workers)]
+        for semaphore in semaphores:
             libc.sem_init(ctypes.c_void_p(semaphore), 0, 0)
         self._flags = words[_WORKERS:]
         self._kept: list[Program] = []
@@ -285,12 +288,17 @@ class Team:
         work = _native(_work)[1]
         self._workers = [
             threading.Thread(
-                target=work, args=(self._base, w + 1), name=f"paceline-kernel-{w + 1}", daemon=True
+                target=_live,
+                args=(work, self._base, w + 1, self._memory, self._kept),
+                name=f"paceline-kernel-{w + 1}",
+                daemon=True,
             )
             for w in range(num_workers)
         ]
         for worker in self._workers:
             worker.start()
+        self._end = weakref.finalize(self, _end_workers, libc, words, semaphores)
+        self._end.atexit = False  # a process that ends takes its sleeping threads with it
 
     def run(self, program: Program) -> None:
         """Run a program to its end."""
@@ -301,15 +309,24 @@ class Team:
         if len(self._kept) >= _MAX_KEPT:
             while any(self._flags[1::_WORKER_WORDS]):
                 time.sleep(0)
-            self._kept = [program]
+            del self._kept[:-1]
 
     def close(self) -> None:
-        """End the workers. The team cannot run anything afterwards."""
-        self._memory[self._offset + _STOP] = 1
-        for semaphore in self._semaphores:
-            self._post(ctypes.c_void_p(semaphore))
+        """End the workers and wait for them. The team cannot run anything afterwards."""
+        self._end()
         for worker in self._workers:
             worker.join()
+
+
+def _live(work: Callable[[int, int], None], base: int, thread: int, *kept: object) -> None:
+    """A worker's thread; `kept` is the memory that it may look at until it ends, whoever forgets it."""
+    work(base, thread)
+
+
+def _end_workers(libc: ctypes.CDLL, words: np.ndarray[Any, Any], semaphores: list[int]) -> None:
+    words[_STOP] = 1
+    for semaphore in semaphores:
+        libc.sem_post(ctypes.c_void_p(semaphore))
 
 
 def _function_address(library: ctypes.CDLL, name: str) -> int:

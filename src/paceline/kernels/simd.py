@@ -32,7 +32,7 @@ class _VecType(types.Type):  # type: ignore[misc]
 vec_type = _VecType()
 
 
-@register_model(_VecType)  # type: ignore[untyped-decorator]
+@register_model(_VecType)
 class _VecModel(PrimitiveModel):  # type: ignore[misc]
     def __init__(self, dmm: Any, fe_type: Any) -> None:
         super().__init__(dmm, fe_type, V_F32)

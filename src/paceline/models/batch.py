@@ -31,15 +31,19 @@ class Batch:
         return len(self.token_ids)
 
 
-class Attention(Protocol):
+class LayerAttention(Protocol):
+    """Turns one layer's projections into what its tokens attend to."""
+
+    def __call__(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
+        """[M, (heads + 2 kv_heads) D] before RoPE and q/k norm to [M, heads D]."""
+        ...
+
+
+class Attention(LayerAttention, Protocol):
     """Owns the K/V cache: writes the batch's K and V, and attends."""
 
     def begin(self, batch: Batch) -> None:
         """Prepare what all layers share. Called once a step, before any layer."""
-        ...
-
-    def __call__(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
-        """[M, (heads + 2 kv_heads) D] before RoPE and q/k norm to [M, heads D]."""
         ...
 
 
@@ -47,5 +51,5 @@ class BindableAttention(Attention, Protocol):
     """An attention whose work on fixed buffers can be prepared as a phase of a program."""
 
     def bind(self, layer: int, qkv: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> Phase:
-        """The phase that does `layer` from fp32 `qkv` + `bias` to fp32 `out`, for the batch of the last `begin`."""
+        """The phase that does `layer`, from fp32 `qkv` + `bias` to fp32 `out`, for the last `begin`'s batch."""
         ...

@@ -126,7 +126,7 @@ class ModelConfig:
 
 
 def config_from_hf(config: Mapping[str, Any], eos_token_ids: tuple[int, ...] = ()) -> ModelConfig:
-    """From config.json's content. `eos_token_ids` come from `paceline.tokenizer.eos_token_ids`.
+    """From config.json's content. `eos_token_ids` come from `paceline.tokenizer.hf_eos_token_ids`.
 
     Raises:
         UnsupportedModelError: an architecture or a field that Paceline does not run; named.
@@ -138,25 +138,25 @@ def config_from_hf(config: Mapping[str, Any], eos_token_ids: tuple[int, ...] = (
             value = config[field]
             shown = value.get("quant_method", "set") if isinstance(value, Mapping) else value
             raise UnsupportedModelError(f"config.json: {field} {shown!r} is not supported")
-    num_heads = _required(config, "num_attention_heads")
-    hidden_size = _required(config, "hidden_size")
+    num_heads = _integer(config, "num_attention_heads")
+    hidden_size = _integer(config, "hidden_size")
     head_dim = config.get("head_dim") or (128 if architecture == "qwen3" else hidden_size // num_heads)
     # Only Llama and Qwen3 read attention_bias, and only Llama mlp_bias, in transformers.
     attention_bias = architecture in ("llama", "qwen3") and bool(config.get("attention_bias", False))
     rope = rope_from_hf(config)
-    max_len = _required(config, "max_position_embeddings")
+    max_len = _integer(config, "max_position_embeddings")
     if rope.type == "yarn":
         max_len = max(max_len, int(rope.original_max_position_embeddings * rope.factor))
     return ModelConfig(
         architecture=architecture,
-        vocab_size=_required(config, "vocab_size"),
+        vocab_size=_integer(config, "vocab_size"),
         hidden_size=hidden_size,
-        intermediate_size=_required(config, "intermediate_size"),
-        num_layers=_required(config, "num_hidden_layers"),
+        intermediate_size=_integer(config, "intermediate_size"),
+        num_layers=_integer(config, "num_hidden_layers"),
         num_heads=num_heads,
         num_kv_heads=config.get("num_key_value_heads") or num_heads,
         head_dim=head_dim,
-        rms_norm_eps=float(_required(config, "rms_norm_eps")),
+        rms_norm_eps=_number(config, "rms_norm_eps"),
         max_position_embeddings=max_len,
         rope=rope,
         tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
@@ -182,7 +182,7 @@ def config_from_gguf(
         metadata: the header's keys and values.
         shapes: every tensor's shape, rows first, under its GGUF name.
         rope_factors: the values of `rope_freqs.weight`; empty if there is none.
-        eos_token_ids: from `paceline.tokenizer.eos_token_ids`.
+        eos_token_ids: from `paceline.tokenizer.gguf_eos_token_ids`.
 
     Raises:
         UnsupportedModelError: an architecture or a key that Paceline does not run; named.
@@ -195,7 +195,7 @@ def config_from_gguf(
         )
     _refuse_gguf_extras(metadata, arch)
     num_heads = _uniform(metadata, f"{arch}.attention.head_count")
-    hidden_size = _required(metadata, f"{arch}.embedding_length")
+    hidden_size = _integer(metadata, f"{arch}.embedding_length")
     head_dim = metadata.get(f"{arch}.attention.key_length") or hidden_size // num_heads
     for key in ("rope.dimension_count", "attention.value_length"):
         value = metadata.get(f"{arch}.{key}", head_dim)
@@ -204,19 +204,19 @@ def config_from_gguf(
                 f"{arch}.{key} {value} is not supported: it differs from head_dim {head_dim}"
             )
     rope = rope_from_gguf(metadata, arch, rope_factors)
-    max_len = _required(metadata, f"{arch}.context_length")
+    max_len = _integer(metadata, f"{arch}.context_length")
     if rope.type == "yarn":
         max_len = max(max_len, int(rope.original_max_position_embeddings * rope.factor))
     return ModelConfig(
         architecture=_GGUF_ARCHITECTURES[arch],
-        vocab_size=shapes.get("token_embd.weight", (0,))[0] or _required(metadata, f"{arch}.vocab_size"),
+        vocab_size=shapes.get("token_embd.weight", (0,))[0] or _integer(metadata, f"{arch}.vocab_size"),
         hidden_size=hidden_size,
         intermediate_size=_uniform(metadata, f"{arch}.feed_forward_length"),
-        num_layers=_required(metadata, f"{arch}.block_count"),
+        num_layers=_integer(metadata, f"{arch}.block_count"),
         num_heads=num_heads,
         num_kv_heads=_uniform(metadata, f"{arch}.attention.head_count_kv", default=num_heads),
         head_dim=head_dim,
-        rms_norm_eps=float(_required(metadata, f"{arch}.attention.layer_norm_rms_epsilon")),
+        rms_norm_eps=_number(metadata, f"{arch}.attention.layer_norm_rms_epsilon"),
         max_position_embeddings=max_len,
         rope=rope,
         tie_word_embeddings="output.weight" not in shapes,
@@ -230,11 +230,20 @@ def config_from_gguf(
     )
 
 
-def _required(values: Mapping[str, Any], key: str) -> Any:
+def _number(values: Mapping[str, Any], key: str) -> float:
     value = values.get(key)
     if value is None:
         raise ModelError(f"{key} is missing from the model's configuration")
-    return value
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ModelError(f"{key} must be a number, got {value!r}")
+    return float(value)
+
+
+def _integer(values: Mapping[str, Any], key: str) -> int:
+    value = _number(values, key)
+    if value < 1 or not value.is_integer():
+        raise ModelError(f"{key} must be a whole number of at least 1, got {values[key]!r}")
+    return int(value)
 
 
 def _hf_architecture(config: Mapping[str, Any]) -> Architecture:
@@ -282,11 +291,11 @@ def _refuse_gguf_extras(metadata: Mapping[str, Any], arch: str) -> None:
             raise UnsupportedModelError(f"{arch}.{key} {value} is not supported")
 
 
-def _uniform(metadata: Mapping[str, Any], key: str, default: Any = None) -> Any:
+def _uniform(metadata: Mapping[str, Any], key: str, default: int | None = None) -> int:
     """A value that GGUF may give once or per layer; it must be the same in every layer."""
     value = metadata.get(key, default)
     if isinstance(value, list):
         if len(set(value)) != 1:
             raise UnsupportedModelError(f"{key} differs between layers, which is not supported")
-        return value[0]
-    return _required({key: value}, key)
+        value = value[0]
+    return _integer({key: value}, key)

@@ -6,9 +6,11 @@ weights are.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
-from paceline.models.batch import Attention, Batch
+from paceline.models.batch import Attention, Batch, LayerAttention
 from paceline.models.config import ModelConfig
 from paceline.models.layers import rms_norm, swiglu
 from paceline.models.weights import Weights
@@ -32,10 +34,20 @@ class Decoder:
         assert table is not None
         return torch.nn.functional.embedding(token_ids, table).float()
 
-    def layers(self, h: torch.Tensor, attention: Attention) -> torch.Tensor:
-        """All layers over the residual stream h fp32 [M, hidden]; a new tensor."""
+    def layers(
+        self,
+        h: torch.Tensor,
+        attention: LayerAttention,
+        on_layer: Callable[[int, torch.Tensor], None] | None = None,
+    ) -> torch.Tensor:
+        """All layers over the residual stream h fp32 [M, hidden]; a new tensor.
+
+        `on_layer(i, h)` is told the stream before each layer i: what a draft head reads.
+        """
         eps = self.config.rms_norm_eps
         for i, layer in enumerate(self._weights.layers):
+            if on_layer is not None:
+                on_layer(i, h)
             h = h + layer.o(attention(i, layer.qkv(rms_norm(h, layer.input_norm, eps))))
             h = h + layer.down(swiglu(layer.gate_up(rms_norm(h, layer.post_norm, eps))))
         return h

@@ -5,7 +5,7 @@ Knows the block formats of 4-, 6- and 8-bit GGUF tensors; the kernels' layout is
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch
 
 from paceline.kernels import packed_gemm as kernels
 from paceline.kernels.memory import Arena
+from paceline.kernels.packed_gemm import BLOCK
 from paceline.kernels.parallel import Kernel
 from paceline.kernels.simd import WIDTH
 from paceline.models.tensors import Bytes, RawTensor
@@ -67,21 +68,24 @@ class PackedMatrix:
         return weights.permute(0, 3, 1, 2).reshape(self.num_rows, self.num_columns).to(dtype)
 
 
-def pack(tensors: list[RawTensor], arena: Arena) -> PackedMatrix | None:
-    """One matrix of the tensors' rows, in order, or None where no kernel has their format.
-
-    None as well where the formats differ or the sizes do not fill whole vectors. Its memory is the arena's.
+def packs(tensors: Sequence[RawTensor]) -> bool:
+    """Whether `pack` takes these tensors' rows as one matrix: a kernel has their format, they share it, and
+    their sizes fill whole vectors.
     """
     kinds = {t.kind for t in tensors}
-    unpack = _UNPACK.get(tensors[0].kind)
-    if len(kinds) != 1 or unpack is None or any(t.shape[0] % WIDTH or t.shape[1] % 32 for t in tensors):
-        return None
-    fmt, to_parts = unpack
+    return (
+        len(kinds) == 1 and kinds <= _UNPACK.keys()
+        and all(t.shape[0] % WIDTH == 0 and t.shape[1] % BLOCK == 0 for t in tensors)
+    )  # fmt: skip
+
+
+def pack(tensors: Sequence[RawTensor], arena: Arena) -> PackedMatrix:
+    """One matrix of the tensors' rows, in order, in the arena's memory. They must be what `packs` takes."""
+    fmt, to_parts = _UNPACK[tensors[0].kind]
     codes, scales = zip(*(to_parts(t.blocks()) for t in tensors), strict=True)
     num_rows, num_columns = sum(t.shape[0] for t in tensors), tensors[0].shape[1]
-    return PackedMatrix(
-        fmt, num_rows, num_columns, _lanes(np.concatenate(codes)), _lanes(np.concatenate(scales))
-    )
+    placed = (arena.copy(_lanes(np.concatenate(parts))) for parts in (codes, scales))
+    return PackedMatrix(fmt, num_rows, num_columns, *placed)
 
 
 def _lanes(rows: np.ndarray[tuple[int, int, int], np.dtype[np.generic]]) -> torch.Tensor:
@@ -132,12 +136,10 @@ def _q6_k(rows: Bytes) -> _Parts:
     """Super-blocks of 256: 128 bytes of low nibbles, 64 of high bit pairs, 16 int8 scales, a float16."""
     blocks = rows.reshape(rows.shape[0], -1, 210)
     shape = blocks.shape[:2]
-    low = blocks[..., :128].reshape(*shape, 2, 1, 64) >> np.array([0, 4], np.uint8).reshape(1, 1, 1, 2, 1)
-    low = (low & 15).reshape(*shape, 2, 4, 32)
-    high = blocks[..., 128:192].reshape(*shape, 2, 1, 32) >> np.array([0, 2, 4, 6], np.uint8).reshape(
-        1, 1, 1, 4, 1
-    )
-    codes = (low | ((high & 3) << 4)).astype(np.int8) - np.int8(32)
+    low: Bytes = blocks[..., :128].reshape(*shape, 2, 1, 64) >> np.array([0, 4], np.uint8).reshape(2, 1)
+    high: Bytes = blocks[..., 128:192].reshape(*shape, 2, 1, 32) >> np.array([0, 2, 4, 6], np.uint8)[:, None]
+    nibbles = (low & 15).reshape(*shape, 2, 4, 32)
+    codes = (nibbles | ((high & 3) << 4)).astype(np.int8) - np.int8(32)
     scales = _half(blocks, 208).astype(np.float32) * blocks[..., 192:208].view(np.int8)
     return codes.reshape(rows.shape[0], -1, 16), scales.reshape(rows.shape[0], -1, 1)
 

@@ -1,7 +1,7 @@
 """The decoder on the packed CPU kernels: five kernels a layer, prepared once for each number of tokens.
 
-The kernels that a step of M tokens runs, over buffers allocated for M, are what a CUDA graph is to the GPU. Float32 throughout, so the only roundings are float32's own and those of the bfloat16
-K/V cache. Steps of many tokens go through the bfloat16 copies of the matrices (`decoder`) instead, where the
+The kernels that a step of M tokens runs, over buffers allocated for M, are what a CUDA graph is to the GPU.
+Float32 throughout, so the only roundings are float32's own and those of the bfloat16 K/V cache. Steps of many tokens go through the bfloat16 copies of the matrices (`decoder`) instead, where the
 arithmetic units are twice as fast.
 """
 
@@ -25,19 +25,21 @@ _MAX_PROGRAMS = 80
 _SHARES = 4  # of a phase for each thread: fewer cost balance, more cost atomics
 
 T = TypeVar("T")
+_InOut = tuple[torch.Tensor, torch.Tensor, Program]  # buffers to fill and to read, and what runs between
 
 
 class _Recent(Generic[T]):
-    """Makes a value for a key when first asked, and keeps the most recently used."""
+    """The values of the most recently used keys."""
 
-    def __init__(self, make: Callable[[int], T]) -> None:
-        self._make, self._kept = make, OrderedDict[int, T]()
+    def __init__(self) -> None:
+        self._kept = OrderedDict[int, T]()
 
-    def __getitem__(self, key: int) -> T:
+    def get(self, key: int, make: Callable[[int], T]) -> T:
+        """The value, made when it is not there."""
         if key in self._kept:
             self._kept.move_to_end(key)
         else:
-            self._kept[key] = self._make(key)
+            self._kept[key] = make(key)
             if len(self._kept) > _MAX_PROGRAMS:
                 self._kept.popitem(last=False)
         return self._kept[key]
@@ -62,9 +64,9 @@ class PackedDecoder:
         self.max_packed_tokens = max_packed_tokens
         self._weights, self._attention, self._team = weights, attention, team
         self._dense = Decoder(config, weights)
-        self._programs = _Recent(self._program)
-        self._embeds = _Recent(self._embed_program)
-        self._heads = _Recent(self._head_program)
+        self._programs = _Recent[tuple[torch.Tensor, Program]]()
+        self._embeds = _Recent[_InOut]()
+        self._heads = _Recent[_InOut]()
         self._scratch = torch.empty(0)
 
     def forward(self, batch: Batch) -> torch.Tensor:
@@ -73,7 +75,7 @@ class PackedDecoder:
         h = self._embed(batch.token_ids)
         if self.max_packed_tokens is not None and len(h) > self.max_packed_tokens:
             return self._dense.layers(h, self._attention)
-        residual, program = self._programs[len(h)]
+        residual, program = self._programs.get(len(h), self._program)
         residual.copy_(h)
         self._team.run(program)
         return residual
@@ -82,7 +84,7 @@ class PackedDecoder:
         """fp32 [P, vocab] for P rows of `forward`'s result, valid until the next step."""
         if self._weights.head.packed is None:
             return self._dense.logits(h)
-        x, out, program = self._heads[len(h)]
+        x, out, program = self._heads.get(len(h), self._head_program)
         x.copy_(h)
         self._team.run(program)
         return out
@@ -90,12 +92,12 @@ class PackedDecoder:
     def _embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         if self._weights.embedding.packed is None:
             return self._dense.embed(token_ids)
-        ids, out, program = self._embeds[len(token_ids)]
+        ids, out, program = self._embeds.get(len(token_ids), self._embed_program)
         ids.copy_(token_ids)
         self._team.run(program)
         return out
 
-    def _embed_program(self, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor, Program]:
+    def _embed_program(self, num_tokens: int) -> _InOut:
         matrix = self._weights.embedding.packed
         assert matrix is not None
         assert matrix.format.embed is not None
@@ -105,7 +107,7 @@ class PackedDecoder:
         )
         return ids, out, Program([phase])
 
-    def _head_program(self, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor, Program]:
+    def _head_program(self, num_tokens: int) -> _InOut:
         x = torch.empty(num_tokens, self.config.hidden_size)
         out = torch.empty(num_tokens, self.config.vocab_size)
         return x, out, Program([self._gemm(self._weights.head, x, out, STORE, self._weights.norm)])

@@ -38,6 +38,7 @@ _REQUIRED: dict[str, tuple[str, ...]] = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "yarn": ("factor",),
 }
+_YARN_BETAS = {"yarn_beta_fast": 32.0, "yarn_beta_slow": 1.0}  # GGUF's keys and their defaults
 _NAMES = ("type", "rope_type", "rope_theta", "partial_rotary_factor")
 
 
@@ -104,12 +105,15 @@ def rope_from_gguf(metadata: Mapping[str, Any], arch: str, factors: tuple[float,
 
     Raises:
         UnsupportedModelError: an unknown scaling type, or two kinds of scaling at once.
+        ModelError: a value is not a number above 0.
     """
-    theta = float(metadata.get(f"{arch}.rope.freq_base", _DEFAULT_THETA))
+    theta = metadata.get(f"{arch}.rope.freq_base", _DEFAULT_THETA)
     prefix = f"{arch}.rope.scaling."
     legacy = metadata.get(f"{arch}.rope.scale_linear")  # before scaling.type existed
     kind = metadata.get(prefix + "type") or ("linear" if legacy else "none")
-    factor = float(metadata.get(prefix + "factor") or legacy or 1.0)
+    factor = metadata.get(prefix + "factor") or legacy or 1.0
+    _check_numbers({f"{arch}.rope.freq_base": theta, prefix + "factor": factor})
+    theta, factor = float(theta), float(factor)
     if factors:
         if kind != "none":
             raise UnsupportedModelError(
@@ -120,7 +124,6 @@ def rope_from_gguf(metadata: Mapping[str, Any], arch: str, factors: tuple[float,
         return RopeConfig(type="factors", theta=theta, factors=factors)
     if kind == "none":
         return RopeConfig(theta=theta)
-    _check_numbers({"rope.freq_base": theta, "rope.scaling.factor": factor})
     if kind == "linear":
         return RopeConfig(type="linear", theta=theta, factor=factor)
     if kind != "yarn":
@@ -132,14 +135,16 @@ def rope_from_gguf(metadata: Mapping[str, Any], arch: str, factors: tuple[float,
     ]
     if unknown:
         raise UnsupportedModelError(f"{prefix}{unknown[0]} {metadata[prefix + unknown[0]]} is not supported")
-    original = metadata.get(prefix + "original_context_length") or metadata.get(f"{arch}.context_length")
+    original: Any = metadata.get(prefix + "original_context_length") or metadata.get(f"{arch}.context_length")
+    betas = {key: metadata.get(prefix + key, value) for key, value in _YARN_BETAS.items()}
+    _check_numbers({prefix + "original_context_length": original, **betas})
     return RopeConfig(
         type="yarn",
         theta=theta,
         factor=factor,
-        original_max_position_embeddings=int(original or 0),
-        beta_fast=float(metadata.get(prefix + "yarn_beta_fast", 32.0)),
-        beta_slow=float(metadata.get(prefix + "yarn_beta_slow", 1.0)),
+        original_max_position_embeddings=original,
+        beta_fast=float(betas["yarn_beta_fast"]),
+        beta_slow=float(betas["yarn_beta_slow"]),
     )
 
 

@@ -13,8 +13,13 @@ import torch
 from paceline.kernels.memory import Arena
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.config import ModelConfig
-from paceline.models.packed import PackedMatrix, pack
+from paceline.models.packed import PackedMatrix, pack, packs
 from paceline.models.tensors import RawTensor
+
+_QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+_O = "self_attn.o_proj"
+_GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
+_DOWN = "mlp.down_proj"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +64,6 @@ class Weights:
     head: Matrix
     losses: tuple[Loss, ...] = field(default=())
 
-    @property
-    def is_packed(self) -> bool:
-        """Whether every layer can run on the packed kernels, which add no bias but that of q, k and v."""
-        return all(
-            layer.qkv.packed
-            and all(m.packed and m.bias is None for m in (layer.o, layer.gate_up, layer.down))
-            for layer in self.layers
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class Loss:
@@ -99,6 +95,19 @@ class _LossMeter:
         )
 
 
+def can_pack(checkpoint: Checkpoint) -> bool:
+    """Whether every layer can run on the packed kernels, which add no bias but that of q, k and v."""
+    config, tensors = checkpoint.config, checkpoint.tensors
+    matrices = [
+        [f"layers.{i}.{name}.weight" for name in names]
+        for i in range(config.num_layers)
+        for names in (_QKV, (_O,), _GATE_UP, (_DOWN,))
+    ]
+    return not (config.o_bias or config.mlp_bias) and all(
+        packs([tensors[name] for name in names]) for names in matrices
+    )
+
+
 def load_weights(
     checkpoint: Checkpoint,
     *,
@@ -111,7 +120,7 @@ def load_weights(
 
     Args:
         dtype: of dense matrices.
-        packed: keep GGUF's quantised matrices packed as well, for the CPU kernels.
+        packed: keep the layers' matrices packed as well, for the CPU kernels; see `can_pack`.
         on_tensors: told the number of tensors read, as they are.
     """
     loader = _Loader(checkpoint, dtype, device, packed, on_tensors)
@@ -155,7 +164,7 @@ class _Loader:
     def matrix(self, *names: str, bias: tuple[str, ...] = ()) -> Matrix:
         """The rows of several tensors as one matrix."""
         tensors = [self._tensors[name] for name in names]
-        packed = pack(tensors, self._arena) if self._packed else None
+        packed = pack(tensors, self._arena) if self._packed and packs(tensors) else None
         dense = torch.cat([self._dense(t) for t in tensors]) if len(tensors) > 1 else self._dense(tensors[0])
         self._on_tensors(len(names))
         return Matrix(packed, dense, torch.cat([self.vector(name) for name in bias]) if bias else None)
@@ -163,29 +172,26 @@ class _Loader:
     def vocab_matrix(self, name: str) -> Matrix:
         """An embedding or head: packed alone where it can be, since few tokens at a time use it."""
         tensor = self._tensors[name]
-        packed = pack([tensor], self._arena) if self._packed else None
+        packed = pack([tensor], self._arena) if self._packed and packs([tensor]) else None
         if packed is not None and packed.format.embed is None:
             packed = None
         self._on_tensors(1)
         return Matrix(packed, None if packed is not None else self._dense(tensor))
 
     def layer(self, config: ModelConfig, i: int) -> Layer:
-        at, mlp = f"layers.{i}.self_attn.", f"layers.{i}.mlp."
-        qkv, gate_up = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
+        at = f"layers.{i}."
+
+        def fused(names: tuple[str, ...], has_bias: bool) -> Matrix:
+            biases = tuple(f"{at}{name}.bias" for name in names if has_bias)
+            return self.matrix(*(f"{at}{name}.weight" for name in names), bias=biases)
+
         return Layer(
-            input_norm=self.vector(f"layers.{i}.input_layernorm.weight"),
-            qkv=self.matrix(
-                *(f"{at}{n}.weight" for n in qkv), bias=tuple(f"{at}{n}.bias" for n in qkv if config.qkv_bias)
-            ),
-            q_norm=self._optional(f"{at}q_norm.weight", config.qk_norm),
-            k_norm=self._optional(f"{at}k_norm.weight", config.qk_norm),
-            o=self.matrix(f"{at}o_proj.weight", bias=(f"{at}o_proj.bias",) if config.o_bias else ()),
-            post_norm=self.vector(f"layers.{i}.post_attention_layernorm.weight"),
-            gate_up=self.matrix(
-                *(f"{mlp}{n}.weight" for n in gate_up),
-                bias=tuple(f"{mlp}{n}.bias" for n in gate_up if config.mlp_bias),
-            ),
-            down=self.matrix(
-                f"{mlp}down_proj.weight", bias=(f"{mlp}down_proj.bias",) if config.mlp_bias else ()
-            ),
+            input_norm=self.vector(f"{at}input_layernorm.weight"),
+            qkv=fused(_QKV, config.qkv_bias),
+            q_norm=self._optional(f"{at}self_attn.q_norm.weight", config.qk_norm),
+            k_norm=self._optional(f"{at}self_attn.k_norm.weight", config.qk_norm),
+            o=fused((_O,), config.o_bias),
+            post_norm=self.vector(f"{at}post_attention_layernorm.weight"),
+            gate_up=fused(_GATE_UP, config.mlp_bias),
+            down=fused((_DOWN,), config.mlp_bias),
         )

@@ -178,9 +178,7 @@ def _add_special_tokens(
     tokenizer.add_tokens([AddedToken(t, normalized=False, special=False) for t in plain])
 
 
-def _add_ends(
-    tokenizer: Tokenizer, metadata: Mapping[str, Any], tokens: Sequence[str], add_bos: bool
-) -> None:
+def _add_ends(tokenizer: Tokenizer, metadata: Mapping[str, Any], add_bos: bool) -> None:
     """BOS before and EOS after every text, where the file (or its kind's custom) says so."""
     bos = special_token(metadata, "bos") if metadata.get("tokenizer.ggml.add_bos_token", add_bos) else None
     eos = special_token(metadata, "eos") if metadata.get("tokenizer.ggml.add_eos_token", False) else None

@@ -23,7 +23,7 @@ from paceline.models.decoder import Decoder
 from paceline.models.hub import resolve_model
 from paceline.models.program import PackedDecoder
 from paceline.models.rope import rope_tables
-from paceline.models.weights import Weights, load_weights
+from paceline.models.weights import Weights, can_pack, load_weights
 from paceline.worker.attention import cpu
 from paceline.worker.attention.torch_paged import TorchAttention
 from paceline.worker.rows import RowState
@@ -76,7 +76,10 @@ def build_worker(config: EngineConfig, progress: bool = False) -> tuple[ModelWor
     started = time.perf_counter()
     with open_checkpoint(path) as checkpoint:
         model_config = checkpoint.config
-        packed, dtype = _arithmetic(config, checkpoint)
+        dtype = torch.float32 if config.precision == "fp32" else torch.bfloat16
+        packed = _packed(config, checkpoint)
+        if config.reproducible:
+            _check_reproducible(config, checkpoint.config)
         weights = _load(checkpoint, packed, dtype, config, progress)
     _return_freed_memory()
     _log_loaded(path, weights, packed, dtype, time.perf_counter() - started)
@@ -94,15 +97,46 @@ def _device(config: EngineConfig) -> torch.device:
     return torch.device(config.device)
 
 
-def _arithmetic(config: EngineConfig, checkpoint: Checkpoint) -> tuple[bool, torch.dtype]:
-    """Whether to pack, and the dtype of dense matrices."""
-    quantized = any(t.is_quantized for t in checkpoint.tensors.values())
-    if config.precision == "packed" and (config.device != "cpu" or not quantized):
-        raise ConfigError("precision packed needs device cpu and a quantised GGUF model")
-    if config.reproducible and config.device != "cpu":
+def _packed(config: EngineConfig, checkpoint: Checkpoint) -> bool:
+    """Whether the layers run on the packed kernels."""
+    if config.precision not in ("auto", "packed"):
+        return False
+    obstacle = _obstacle_to_packing(config, checkpoint)
+    if obstacle is not None and config.precision == "packed":
+        raise ConfigError(f"precision packed {obstacle}")
+    return obstacle is None
+
+
+def _obstacle_to_packing(config: EngineConfig, checkpoint: Checkpoint) -> str | None:
+    if config.device != "cpu":
+        return "needs device cpu"
+    if not can_pack(checkpoint):
+        return (
+            "needs a GGUF model whose layers are all of 4-, 6- or 8-bit types, one for q, k and v and one for "
+            "gate and up, without biases but those of q, k and v"
+        )
+    if not cpu.fits(checkpoint.config, config.page_size):
+        return _misfit(config, checkpoint.config)
+    return None
+
+
+def _misfit(config: EngineConfig, model: ModelConfig) -> str:
+    return (
+        f"needs a head_dim that is a multiple of 32 and a page_size that is one of 16, "
+        f"got {model.head_dim} and {config.page_size}"
+    )
+
+
+def _check_reproducible(config: EngineConfig, model: ModelConfig) -> None:
+    """Refuse what sums in an order that depends on the batch: float32 products and torch's attention."""
+    if config.device != "cpu":
         raise ConfigError("reproducible needs device cpu")
-    packed = quantized and config.device == "cpu" and config.precision in ("auto", "packed")
-    return packed, torch.float32 if config.precision == "fp32" else torch.bfloat16
+    if config.precision == "fp32":
+        raise ConfigError(
+            "reproducible needs precision packed or bf16: the order of fp32's sums is not pinned"
+        )
+    if not cpu.fits(model, config.page_size):
+        raise ConfigError(f"reproducible {_misfit(config, model)}")
 
 
 def _load(
@@ -141,11 +175,11 @@ def _log_loaded(path: Path, weights: Weights, packed: bool, dtype: torch.dtype, 
 def _sizes(config: EngineConfig, model: ModelConfig, device: torch.device, dtype: torch.dtype) -> ModelInfo:
     kv_tokens = config.kv_cache_tokens or _default_kv_tokens(config, model, device, dtype)
     num_pages = -(-kv_tokens // config.page_size)
+    capacity = num_pages * config.page_size
     asked = config.max_model_len
-    if asked is None and model.sliding_window is None:
-        length = min(model.context_length(), num_pages * config.page_size)
-    else:
-        length = model.context_length(asked)
+    if asked is not None and asked > capacity:
+        raise ConfigError(f"max_model_len {asked} needs kv_cache_tokens of at least as many, got {kv_tokens}")
+    length = min(model.context_length(asked), capacity)
     return ModelInfo(length, num_pages + 1, model.eos_token_ids, model.vocab_size)
 
 
@@ -178,7 +212,7 @@ def _model(
         return EagerModel(Decoder(model, weights), TorchAttention(*shared, dtype))
     team = Team(num_threads)
     attention = cpu.CpuAttention(*shared, team)
-    if not packed or not weights.is_packed:
+    if not packed:
         return EagerModel(Decoder(model, weights), attention)
     limit = None
     if not config.reproducible:

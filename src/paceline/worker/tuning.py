@@ -47,7 +47,9 @@ def max_packed_tokens(layer: Layer, team: Team, cache_file: Path) -> int:
 
 def _key(matrices: tuple[Matrix, ...], num_threads: int) -> str:
     shapes = ",".join(
-        f"{m.packed.format.bits}:{m.packed.num_rows}x{m.packed.num_columns}" for m in matrices if m.packed
+        f"{p.format.bits}/{p.format.block}/{p.scales.itemsize}:{p.num_rows}x{p.num_columns}"
+        for p in (m.packed for m in matrices)
+        if p is not None
     )
     return f"{_processor()}|{num_threads}|{torch.__version__}|{__version__}|{shapes}"
 
@@ -96,22 +98,11 @@ def _timers(
         scratch = torch.zeros(team.num_threads, floats)
         phases.append(
             p.gemm.bind(
-                p.codes,
-                p.scales,
-                0,
-                0.0,
-                p.num_rows,
-                p.num_columns,
-                STORE,
-                x,
-                y,
-                p.num_rows * 4,
-                size,
-                scratch,
-                floats * 4,
+                *(p.codes, p.scales, 0, 0.0, p.num_rows, p.num_columns, STORE),
+                *(x, y, p.num_rows * 4, size, scratch, floats * 4),
                 num_tasks=p.num_rows // WIDTH,
                 step=8,
-            )  # fmt: skip
+            )
         )
         products.append((m, x))
 

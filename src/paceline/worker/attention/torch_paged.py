@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from paceline.models.batch import Batch
@@ -55,7 +56,7 @@ class TorchAttention:
         self._slots = self._slot(rows, positions)
         self._groups = [
             self._group(segments[segments[:, 1] == q_len], int(q_len), device)
-            for q_len in segments[:, 1].unique().tolist()
+            for q_len in np.unique(batch.segments[:, 1])
         ]
 
     def _slot(self, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -76,7 +77,8 @@ class TorchAttention:
         """[M, (heads + 2 kv_heads) D] to [M, heads D], in qkv's dtype; bias already added."""
         c, (q_norm, k_norm) = self._config, self._norms[layer]
         heads = qkv.view(len(qkv), -1, c.head_dim)
-        q, k, v = heads.split((c.num_heads, c.num_kv_heads, c.num_kv_heads), dim=1)
+        q, kv = heads[:, : c.num_heads], heads[:, c.num_heads :]
+        k, v = kv.chunk(2, dim=1)
         if q_norm is not None and k_norm is not None:
             q, k = rms_norm(q, q_norm, c.rms_norm_eps), rms_norm(k, k_norm, c.rms_norm_eps)
         keys, values = self._cache[layer]
