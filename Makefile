@@ -20,12 +20,12 @@ export PIP_PROGRESS_BAR := off
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test check format docs bench clean
+.PHONY: help serve test test-long check format docs bench clean
 .DELETE_ON_ERROR:
 
 help: ## show this
 	@echo 'usage: make TARGET [PYTHON=/path/to/python3.11] [ARGS="..."]'
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-9s %s\n", $$1, $$2 }' Makefile
 
 serve: $(VENV)/.installed ## serve MODEL on HOST:PORT; further flags in ARGS
 	@exec $(PY) -m paceline serve "$(MODEL)" --host "$(HOST)" --port "$(PORT)" $(ARGS)
@@ -33,6 +33,10 @@ serve: $(VENV)/.installed ## serve MODEL on HOST:PORT; further flags in ARGS
 test: $(VENV)/.installed-dev ## run the tests, with the default model; pytest's flags in ARGS
 	@$(PY) -m paceline models pull smollm2-135m-instruct >/dev/null
 	@$(PY) -m pytest $(ARGS)
+
+test-long: $(VENV)/.installed-dev ## the tests that take minutes; results in benchmarks/results/long.json
+	@$(PY) -m paceline models pull smollm2-135m-instruct >/dev/null
+	@$(PY) -m pytest -m long tests/long $(ARGS)
 
 check: $(VENV)/.installed-dev ## lint, format, types, import rules
 	$(PY) -m ruff check

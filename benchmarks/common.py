@@ -10,6 +10,7 @@ Knows nothing of engines or models, and imports nothing heavy: a benchmark may m
 from __future__ import annotations
 
 import importlib.metadata
+import itertools
 import json
 import operator
 import os
@@ -55,30 +56,31 @@ def read_prompts(path: Path = PROMPTS, seed: int = 0) -> list[str]:
 
 
 class PromptCutter:
-    """Cuts prompts of exact lengths from one long text, none of which begins like another.
+    """Cuts prompts of exact lengths from one long text, no two from the same place.
 
-    Windows follow one another. At the end of the text it starts over one token later, so that every
-    prompt differs from the earlier ones within its first page and no prefix cache can help.
-
-    Raises:
-        ValueError: a prompt longer than the text is asked for, or the text is used up.
+    Windows follow one another. From the end of the text it goes on at the first place where no earlier
+    prompt began: a prompt begins like no earlier one, and no prefix cache can help.
     """
 
     def __init__(self, token_ids: Sequence[int]) -> None:
         self._token_ids = token_ids
-        self._begin = self._shift = 0
+        self._begins: set[int] = set()
+        self._next = 0
 
     def cut(self, length: int) -> list[int]:
-        """The next `length` tokens."""
-        if self._begin + length > len(self._token_ids):
-            self._shift += 1
-            self._begin = self._shift
-        end = self._begin + length
-        if end > len(self._token_ids):
-            raise ValueError(f"{length} tokens asked of a text of {len(self._token_ids)}")
-        token_ids = list(self._token_ids[self._begin : end])
-        self._begin = end
-        return token_ids
+        """The next `length` tokens.
+
+        Raises:
+            ValueError: the text is too short, or every place in it has been used.
+        """
+        last = len(self._token_ids) - length
+        places = itertools.chain(range(self._next, last + 1), range(min(self._next, last + 1)))
+        begin = next((place for place in places if place not in self._begins), None)
+        if begin is None:
+            raise ValueError(f"no {length} fresh tokens are left in a text of {len(self._token_ids)}")
+        self._begins.add(begin)
+        self._next = begin + length
+        return list(self._token_ids[begin : begin + length])
 
     def batch(self, num: int, length: int) -> list[list[int]]:
         """`num` prompts of `length` tokens."""
@@ -165,6 +167,16 @@ def paired_ratios(rounds: Sequence[Mapping[str, float]], over: str, under: str) 
     return Spread.of(values[over] / values[under] for values in rounds)
 
 
+def common_prefix_len(left: Sequence[int], right: Sequence[int]) -> int:
+    """How many tokens two answers have in common before they part."""
+    num = 0
+    for a, b in zip(left, right, strict=False):
+        if a != b:
+            break
+        num += 1
+    return num
+
+
 # Results.
 
 
@@ -195,13 +207,18 @@ class Results:
         name: of the files, `name.json` and `name.md`.
         packages: whose versions matter, beside Python's and Paceline's.
         folder: where the files are.
+        is_fresh: start without the rows of earlier runs.
     """
 
-    def __init__(self, name: str, packages: Sequence[str], folder: Path = RESULTS) -> None:
+    def __init__(
+        self, name: str, packages: Sequence[str], folder: Path = RESULTS, is_fresh: bool = False
+    ) -> None:
         self.device = describe_device()
         self.versions = {"python": platform.python_version(), **_versions(["paceline", *packages])}
         self._name, self._folder = name, folder
-        self._rows: dict[str, Row] = {row["part"]: row for row in self._earlier_rows()}
+        self._rows: dict[str, Row] = {}
+        if not is_fresh:
+            self._rows = {row["part"]: row for row in self._earlier_rows()}
 
     def _earlier_rows(self) -> list[Row]:
         path = self._folder / f"{self._name}.json"
@@ -222,7 +239,7 @@ class Results:
         self._rows[part] = {"part": part, **row, "date": _now(), "command": command_line(sys.argv)}
 
     def write(self, order: Sequence[str], bars: Sequence[Bar], table: str) -> None:
-        """Write both files: rows in this order of parts, and the table under a line that says where and when."""
+        """Write both files: rows in this order of parts, and the table under its heading."""
         document = {
             "name": self._name,
             "device": self.device,

@@ -24,9 +24,11 @@ from numpy.typing import NDArray
 from common import TimedRun
 
 
-@lib.llama_log_callback
 def _quiet(_level: int, _text: bytes, _data: ctypes.c_void_p) -> None:
     """Takes the place of the log on standard error."""
+
+
+_QUIET = lib.llama_log_callback(_quiet)  # must live as long as the library
 
 
 def build_version() -> str:
@@ -40,7 +42,7 @@ class LlamaCppModel:
     """The model's weights, loaded once with llama.cpp's default settings."""
 
     def __init__(self, path: Path) -> None:
-        lib.llama_log_set(_quiet, None)
+        lib.llama_log_set(_QUIET, None)
         lib.llama_backend_init()
         self.handle = lib.llama_model_load_from_file(str(path).encode(), lib.llama_model_default_params())
         if not self.handle:
@@ -137,8 +139,10 @@ class LlamaCppSide:
         if status:
             raise RuntimeError(f"llama_decode returned {status}")
         logits = lib.llama_get_logits(self._context)
-        return np.ctypeslib.as_array(logits, (num_outputs, self._vocab_size)).argmax(axis=1)
+        token_ids: NDArray[np.int64] = _array(logits, num_outputs, self._vocab_size).argmax(axis=1)
+        return token_ids
 
 
-def _array(pointer: Any, size: int) -> NDArray[Any]:
-    return np.ctypeslib.as_array(pointer, (size,))
+def _array(pointer: Any, *shape: int) -> NDArray[Any]:
+    """llama.cpp's memory as an array."""
+    return np.ctypeslib.as_array(pointer, shape)

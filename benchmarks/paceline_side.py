@@ -22,9 +22,7 @@ class PacelineSide:
     def __init__(self, model: Path, num_threads: int) -> None:
         built = build(EngineConfig(model=str(model), threads=num_threads))
         self._engine = built.engine
-        self._limits = ModelLimits(
-            max_model_len=built.ready.max_model_len, vocab_size=built.ready.vocab_size
-        )
+        self._limits = ModelLimits(max_model_len=built.ready.max_model_len, vocab_size=built.ready.vocab_size)
         self._num_runs = 0
 
     def run(self, prompts: Sequence[Sequence[int]], params: SamplingParams) -> TimedRun:

@@ -7,6 +7,7 @@ elsewhere, and is imported only by the command that needs it.
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
 import shlex
@@ -18,7 +19,10 @@ import msgspec
 
 from paceline import logs
 from paceline._version import __version__
-from paceline.cli_flags import Parser, add_flags, from_flags
+from paceline.cli_draft import add_draft_command
+from paceline.cli_flags import Parser, add_flags, help_of
+from paceline.cli_settings import load, show
+from paceline.cli_train import add_train_command
 from paceline.config import EngineConfig, ServerConfig
 from paceline.errors import ConfigError, PacelineError
 
@@ -32,6 +36,7 @@ examples:
   paceline serve
   paceline serve Qwen/Qwen2.5-0.5B-Instruct --port 9000
   paceline serve ./model.gguf --served-model-name mine --host 0.0.0.0
+  PACELINE_PORT=9000 paceline serve --config paceline.yaml --print-config
 """
 CHAT_EXAMPLES = """\
 examples:
@@ -51,6 +56,10 @@ examples:
 """
 
 
+# What no code of ours can help, and no traceback would explain.
+THE_MACHINES_FAULT = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0, 1 for a PacelineError (2, a usage error, is raised)."""
     args, unknown = _parser().parse_known_args(argv)
@@ -58,6 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.parser.refuse(unknown)
     try:
         args.run(args)
+        sys.stdout.flush()  # here, where a full disk is told in one line
     except PacelineError as error:
         print(f"paceline: error: {error}", file=sys.stderr)
         return 1
@@ -65,9 +75,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:
         # Whoever read our output has enough of it; the interpreter must not try to flush the rest.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 141
+    except OSError as error:
+        if error.errno not in THE_MACHINES_FAULT:
+            raise
+        _drop_output()
+        where = f": {error.filename}" if error.filename else ""
+        print(f"paceline: error: {os.strerror(error.errno)}{where}", file=sys.stderr)
+        return 1
     return 0
+
+
+def _drop_output() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser() -> Parser:
@@ -79,6 +100,11 @@ def _parser() -> Parser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
     serve = _command(commands, "serve", _serve, "answer OpenAI's API over HTTP", SERVE_EXAMPLES)
+    serve.add_argument(
+        "--print-config",
+        action="store_true",
+        help="show all settings and where each comes from, as a file for --config, and end",
+    )
     add_flags(serve, ServerConfig)
     _add_engine_flags(serve)
 
@@ -99,6 +125,8 @@ def _parser() -> Parser:
     _add_sampling_flags(generate, temperature=1.0)
     _add_engine_flags(generate)
 
+    add_draft_command(commands)
+    add_train_command(commands)
     models = commands.add_parser("models", help="list or fetch the built-in models", epilog=MODELS_EXAMPLES)
     models.set_defaults(run=_list_models, parser=models)
     actions = models.add_subparsers(metavar="ACTION")
@@ -119,12 +147,11 @@ def _command(
     )
     parser.set_defaults(run=run, parser=parser)
     model = EngineConfig.__dataclass_fields__["model"]
+    parser.add_argument("model", nargs="?", default=argparse.SUPPRESS, metavar="MODEL", help=help_of(model))
     parser.add_argument(
-        "model",
-        nargs="?",
-        default=model.default,
-        metavar="MODEL",
-        help=f"{model.metadata['help']} (default: {model.default})",
+        "--config",
+        metavar="FILE",
+        help="a YAML file of settings, named as the flags are; flags and PACELINE_* variables come before it",
     )
     return parser
 
@@ -180,7 +207,11 @@ def _sampling_params(args: argparse.Namespace, **more: Any) -> SamplingParams:
 def _serve(args: argparse.Namespace) -> None:
     from paceline.server.main import run
 
-    run(from_flags(EngineConfig, args), from_flags(ServerConfig, args), on_ready=report_address)
+    settings = load(args, os.environ)
+    if args.print_config:
+        print(show(settings), end="")
+        return
+    run(settings.engine, settings.server, on_ready=report_address)
 
 
 def report_address(address: Address) -> None:
@@ -225,7 +256,7 @@ def _loaded(args: argparse.Namespace) -> LLM:
     from paceline.llm import LLM
 
     logs.configure("warning")
-    config = from_flags(EngineConfig, args)
+    config = load(args, os.environ).engine
     if sys.stderr.isatty():
         print(f"loading {config.model} …", file=sys.stderr)
     return LLM.from_config(config)

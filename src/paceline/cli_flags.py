@@ -8,9 +8,8 @@ import difflib
 import types
 import typing
 from collections.abc import Collection
-from typing import Any, NoReturn, TypeVar
-
-T = TypeVar("T")
+from dataclasses import dataclass
+from typing import Any, NoReturn
 
 SHORTEST_COLUMN = 28
 
@@ -41,45 +40,64 @@ class Parser(argparse.ArgumentParser):
         self.error(f"unrecognized argument: {unknown[0]}{hint}")
 
 
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a setting may hold."""
+
+    type: type  # bool, int, float or str
+    optional: bool  # or None
+
+
+def kinds_of(config: type[Any]) -> dict[str, Kind]:
+    """The fields of a settings' dataclass, in order, and what they may hold."""
+    hints = typing.get_type_hints(config)
+    return {field.name: _kind(hints[field.name]) for field in dataclasses.fields(config)}
+
+
+def flag_of(name: str) -> str:
+    """How the command line writes a setting."""
+    return "MODEL" if name == "model" else "--" + name.replace("_", "-")
+
+
 def add_flags(parser: argparse.ArgumentParser, config: type[Any], *, but: Collection[str] = ()) -> None:
     """One flag per field of the dataclass `config`: `max_queue: int` becomes `--max-queue N`.
 
-    A bool becomes `--x` and `--no-x`. Help texts and choices are the fields' own.
+    A bool becomes `--x` and `--no-x`. Help texts and choices are the fields' own. A flag that is not
+    given leaves no attribute behind: another source may have the value.
     """
-    hints = typing.get_type_hints(config)
+    kinds = kinds_of(config)
     group = parser.add_argument_group(_title(config))
     for field in dataclasses.fields(config):
         if field.name in but:
             continue
-        flag = "--" + field.name.replace("_", "-")
-        settings: dict[str, Any] = {
-            "default": field.default,
-            "help": field.metadata["help"].replace("%", "%%"),
-        }
-        kind = _plain_type(hints[field.name])
+        kind = kinds[field.name].type
+        settings: dict[str, Any] = {"default": argparse.SUPPRESS, "help": help_of(field)}
         if kind is bool:
             settings["action"] = argparse.BooleanOptionalAction
         else:
             settings |= {"type": kind, "choices": field.metadata.get("choices")}
             if not settings["choices"]:
                 settings["metavar"] = {int: "N", float: "X", str: "TEXT"}[kind]
-        group.add_argument(flag, **settings)
+        group.add_argument("--" + field.name.replace("_", "-"), **settings)
 
 
-def from_flags(config: type[T], args: argparse.Namespace) -> T:
-    """The dataclass that the parsed flags describe. Raises ConfigError as its constructor does."""
-    fields = dataclasses.fields(config)  # type: ignore[arg-type]
-    return config(**{f.name: getattr(args, f.name) for f in fields if hasattr(args, f.name)})
+def help_of(field: dataclasses.Field[Any]) -> str:
+    """A field's help text for argparse, with its default."""
+    text: str = field.metadata["help"]
+    if field.default is not None:
+        text += f" (default: {field.default})"
+    return text.replace("%", "%%")
 
 
-def _plain_type(hint: Any) -> type:
-    """The type to read a flag as: `int` of `int | None`, `str` of a Literal of strings."""
-    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+def _kind(hint: Any) -> Kind:
+    """The plain type of a field: `int` of `int | None`, `str` of a Literal of strings."""
+    optional = isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
+    if optional:
         [hint] = (t for t in typing.get_args(hint) if t is not type(None))
     if typing.get_origin(hint) is typing.Literal:
-        return type(typing.get_args(hint)[0])
+        hint = type(typing.get_args(hint)[0])
     assert isinstance(hint, type)
-    return hint
+    return Kind(hint, optional)
 
 
 def _title(config: type[Any]) -> str:

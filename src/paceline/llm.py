@@ -213,6 +213,8 @@ class LLM:
                         engine.abort(request_id)
                 for delta in deltas:
                     if delta.error is not None:
+                        if delta.error_param is not None:
+                            raise RequestError(delta.error_param, delta.error)
                         raise EngineDeadError(delta.error)
                     if delta.finish_reason is not None:
                         open_ids.discard(delta.request_id)

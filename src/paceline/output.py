@@ -24,9 +24,11 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
 
     request_id: str
     choice: int
+    index: int = 0  # among all choices of a reply to several prompts
     text: str
     token_ids: Sequence[int]
     logprobs: Sequence[TokenLogprobs] | None = None  # one per token, when asked for
+    prompt_logprobs: Sequence[TokenLogprobs] | None = None  # the next ones, when asked for
     text_offsets: Sequence[int] | None = None  # with logprobs: where each token's text begins, in characters
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = (
@@ -34,6 +36,7 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
     )
     num_cached_tokens: int = 0  # prompt tokens that the prefix cache had
     error: str | None = None  # with finish_reason "error"
+    error_param: str | None = None  # the request's field that is to blame; None: the engine
 
 
 def merge(deltas: Sequence[Delta]) -> Delta:
@@ -46,6 +49,7 @@ def merge(deltas: Sequence[Delta]) -> Delta:
         text="".join(d.text for d in deltas),
         token_ids=[t for d in deltas for t in d.token_ids],
         logprobs=None if last.logprobs is None else [p for d in deltas for p in d.logprobs or ()],
+        prompt_logprobs=[p for d in deltas for p in d.prompt_logprobs or ()] or None,
         text_offsets=None if last.text_offsets is None else [o for d in deltas for o in d.text_offsets or ()],
     )
 
@@ -162,14 +166,17 @@ class _Answer:
         return Delta(
             request_id=self._request.request_id,
             choice=self._request.choice,
+            index=self._request.index,
             text=text,
             token_ids=output.token_ids[:num_tokens],
             logprobs=(output.logprobs or [])[:num_tokens] if wants_logprobs else None,
+            prompt_logprobs=output.prompt_logprobs,
             text_offsets=offsets if wants_logprobs else None,
             finish_reason=finish_reason,
             stop_reason=stop_reason,
             num_cached_tokens=self._num_cached_tokens,
             error=output.error,
+            error_param=output.error_param,
         )
 
     def _stop_token(self, output: RequestOutput) -> int | None:

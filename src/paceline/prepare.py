@@ -23,9 +23,15 @@ class ModelLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def prepare(
-    request_id: str, prompt_ids: Sequence[int], params: SamplingParams, limits: ModelLimits
+    request_id: str,
+    prompt_ids: Sequence[int],
+    params: SamplingParams,
+    limits: ModelLimits,
+    first_index: int = 0,
 ) -> list[EngineRequest]:
-    """One engine request per choice, named `request_id.choice`, all with the same seed.
+    """One engine request per choice, named `request_id.index`, all with the same seed.
+
+    `first_index` is the first choice's index among those of a reply to several prompts.
 
     Raises:
         RequestError: an empty or over-long prompt, `max_tokens` beyond the context, or a token id
@@ -41,7 +47,9 @@ def prepare(
         max_tokens=room if params.max_tokens is None else params.max_tokens,
     )
     return [
-        EngineRequest(f"{request_id}.{choice}", list(prompt_ids), resolved, choice)
+        EngineRequest(
+            f"{request_id}.{first_index + choice}", list(prompt_ids), resolved, choice, first_index + choice
+        )
         for choice in range(params.n)
     ]
 

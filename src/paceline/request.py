@@ -18,10 +18,23 @@ MAX_SEED = 2**64 - 1
 MAX_LOGPROBS = 20
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class Grammar(msgspec.Struct, frozen=True):
+    """What an answer must be: every text that the whole of it may come to.
+
+    `json` is a JSON schema, `regex` a regular expression without look-around, `lark` a grammar in
+    llguidance's dialect of Lark.
+    """
+
+    kind: Literal["json", "regex", "lark"]
+    source: str
+
+
+class SamplingParams(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """How to choose each next token. Checked when made.
 
-    Processors act in this order, as in vLLM: `logit_bias`, `min_tokens`, penalties, then
+    Processors act in this order, as in vLLM: `grammar`, `logit_bias`, `min_tokens`, penalties, then
     temperature, `top_k`, `top_p`, `min_p`. Logprobs are the model's own, before all of them.
 
     Raises:
@@ -45,6 +58,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     repetition_penalty: float = 1.0  # on tokens of the prompt and generated so far
     logit_bias: dict[int, float] | None = None
     logprobs: int | None = None  # None: none; 0: the chosen token's; k: and the k most likely
+    prompt_logprobs: int | None = None  # the same for the prompt's tokens but the first
+    grammar: Grammar | None = None  # the answer ends where it lets nothing follow
 
     def __post_init__(self) -> None:
         self._check("temperature", 0.0, 100.0)
@@ -66,10 +81,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             self._check("max_tokens", 1, None)
             if self.min_tokens > self.max_tokens:
                 raise RequestError(
-                    "min_tokens", f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})"
+                    "min_tokens",
+                    f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})",
                 )
-        if self.logprobs is not None:
-            self._check("logprobs", 0, MAX_LOGPROBS)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                self._check(name, 0, MAX_LOGPROBS)
         if any(not s for s in self.stop):
             raise RequestError("stop", "stop strings must not be empty")
         for token, bias in (self.logit_bias or {}).items():
@@ -82,7 +99,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Raises:
             RequestError: `param` is `logit_bias` or `stop_token_ids`.
         """
-        for param, token_ids in (("logit_bias", self.logit_bias or ()), ("stop_token_ids", self.stop_token_ids)):
+        for param, token_ids in (
+            ("logit_bias", self.logit_bias or ()),
+            ("stop_token_ids", self.stop_token_ids),
+        ):
             for token_id in token_ids:
                 if not 0 <= token_id < vocab_size:
                     raise RequestError(param, f"{param}: token id {token_id} is not in [0, {vocab_size - 1}]")
@@ -103,7 +123,8 @@ class EngineRequest(msgspec.Struct, frozen=True):
     request_id: str
     prompt_ids: list[int]
     params: SamplingParams
-    choice: int = 0
+    choice: int = 0  # among the prompt's `n`; a part of the noise
+    index: int = 0  # among all choices of a reply to several prompts
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -118,13 +139,18 @@ class RequestOutput(msgspec.Struct, frozen=True, omit_defaults=True):
     """What one step gave one request. The last one carries `finish_reason`.
 
     `token_ids` are the new tokens only, already cut at the first stop token (which is
-    included, and named by `stop_token_id`) or at the length limit.
+    included, and named by `stop_token_id`), at the grammar's end or at the length limit.
+
+    `prompt_logprobs`, when asked for, come in pieces, one entry for each prompt token but the first,
+    each once and in order; the last piece comes at the latest with the first new token.
     """
 
     request_id: str
     token_ids: list[int] = []
     logprobs: list[TokenLogprobs] | None = None  # one per token, when asked for
+    prompt_logprobs: list[TokenLogprobs] | None = None
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
     num_cached_tokens: int = 0  # prompt tokens that the prefix cache had
     error: str | None = None  # with finish_reason "error"
+    error_param: str | None = None  # the field of the request that is to blame; None: the engine

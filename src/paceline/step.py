@@ -10,8 +10,9 @@ Everything here is frozen and complete when made: nobody fills a record in later
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from paceline.request import SamplingParams, TokenLogprobs
 
@@ -66,13 +67,28 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
+class GrammarEnd:
+    """Where the grammar of a row lets nothing follow."""
+
+    num_tokens: int  # of the result's tokens, those before the end
+    error: str | None = None  # why it cannot go on; None: the answer is complete
+
+
+@dataclass(frozen=True, slots=True)
 class RowResult:
-    """What one row of a plan came to: `len(token_ids)` is its accept_len, 0 for a prompt chunk."""
+    """What one row of a plan came to: `len(token_ids)` is its accept_len, 0 for a prompt chunk.
+
+    A row whose grammar failed before a token was chosen yields none, and says so in `grammar_end`.
+    `prompt_logprobs`, for rows that ask, has an entry for the token after each computed one, as far
+    as those are the prompt's.
+    """
 
     row: int
     depth: int  # the depth it was made with, which need not be the current one
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] | None = None  # one per token, for rows that ask
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    grammar_end: GrammarEnd | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +109,13 @@ class Pending(Protocol):
 
 class Worker(Protocol):
     """Runs plans. Keeps per-row state; knows nothing of requests, queues or text."""
+
+    def prepare(self, params: SamplingParams) -> Future[Any] | None:
+        """Begin, off the step's path, what a row with these parameters needs before it may start.
+
+        None: nothing. An exception of the future is the reason why such a row cannot run.
+        """
+        ...
 
     def launch(self, plan: Plan) -> Pending:
         """Apply `plan.ends` and `plan.starts`, start the step, and return without waiting."""

@@ -1,8 +1,9 @@
-"""An engine without weights: its answer to a prompt is the prompt, over and over.
+"""An engine without weights: its answer to a prompt is the prompt, over and over; or, where the
+prompt has the special token <|say|>, what follows that up to the next special token, and EOS.
 
 It keeps the real one's promises (blocks cut at stop tokens and at max_tokens, one final output, a
 bounded queue) and writes what happens to the file that FAKE_JOURNAL names. Special tokens in a prompt
-make it die, raise or be slow.
+make it die, raise, be slow, or blame the request's grammar.
 """
 
 from __future__ import annotations
@@ -58,12 +59,22 @@ class FakeEngine:
             return [RequestOutput(i, finish_reason="error", error="boom") for i in self._live]
         if any(self._special["<|slow|>"] in p for p in prompts):
             time.sleep(0.02)
-        outputs = [self._advance(request, start) for request, start in list(self._live.values())]
+        outputs = self._blame()
+        outputs += [self._advance(request, start) for request, start in list(self._live.values())]
         for output in outputs:
             if output.finish_reason is not None:
                 journal("finish", output.request_id)
-                del self._live[output.request_id]
+                self._live.pop(output.request_id, None)
         return outputs
+
+    def _blame(self) -> list[RequestOutput]:
+        """End requests as the real one ends those whose grammar cannot go on."""
+        dead = self._special["<|dead|>"]
+        blamed = [i for i, (request, _) in self._live.items() if dead in request.prompt_ids]
+        for request_id in blamed:
+            del self._live[request_id]
+        words = "the grammar failed: no way on"
+        return [RequestOutput(i, finish_reason="error", error=words, error_param="grammar") for i in blamed]
 
     def stats(self) -> SchedulerStats:
         return SchedulerStats(
@@ -84,8 +95,9 @@ class FakeEngine:
         stops = set(params.stop_token_ids) | (set() if params.ignore_eos else {self._special["<|im_end|>"]})
         token_ids: list[int] = []
         stop_token_id = finish_reason = None
+        script = self._script(request.prompt_ids)
         for i in range(start, start + BLOCK):
-            token_ids.append(request.prompt_ids[i % len(request.prompt_ids)])
+            token_ids.append(script[i % len(script)])
             if token_ids[-1] in stops:
                 stop_token_id, finish_reason = token_ids[-1], "stop"
                 break
@@ -98,10 +110,28 @@ class FakeEngine:
             request.request_id,
             token_ids,
             logprobs,
+            _prompt_logprobs(request) if start == 0 else None,
             finish_reason=finish_reason,
             stop_token_id=stop_token_id,
             num_cached_tokens=2,
         )
+
+    def _script(self, prompt_ids: list[int]) -> list[int]:
+        say = self._special["<|say|>"]
+        if say not in prompt_ids:
+            return prompt_ids
+        said = prompt_ids[prompt_ids.index(say) + 1 :]
+        end = next((i for i, t in enumerate(said) if t in self._special.values()), len(said))
+        return [*said[:end], self._special["<|im_end|>"]]
+
+
+def _prompt_logprobs(request: EngineRequest) -> list[TokenLogprobs] | None:
+    num_top = request.params.prompt_logprobs
+    if num_top is None:
+        return None
+    return [
+        TokenLogprobs(-float(t), [7, 8][:num_top], [-0.25, -0.5][:num_top]) for t in request.prompt_ids[1:]
+    ]
 
 
 def _logprobs(token_id: int, num_top: int) -> TokenLogprobs:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
 from paceline.cli import report_address
-from paceline.cli_flags import add_flags, from_flags
+from paceline.cli_flags import add_flags
+from paceline.cli_settings import load
 from paceline.config import EngineConfig, ServerConfig
 from paceline.errors import PacelineError
 from paceline.server.main import run
@@ -17,11 +19,12 @@ if __name__ == "__main__":
     add_flags(parser, ServerConfig)
     args = parser.parse_args()
     try:
+        settings = load(args, os.environ)
         run(
-            from_flags(EngineConfig, args),
-            from_flags(ServerConfig, args),
+            settings.engine,
+            settings.server,
             on_ready=report_address,
-            engine_factory="fake_engine:build",
+            engine_factory=os.environ.get("FAKE_FACTORY", "fake_engine:build"),
         )
     except PacelineError as error:
         sys.exit(f"paceline: error: {error}")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from conftest import HERE, Served, eventually
+from served import HERE, Served, eventually
 from tiny_model import write_tiny_model
 
 BODY = {"prompt": "ab", "max_tokens": 4}
@@ -49,7 +49,7 @@ def terminate(pid: int) -> None:
 def test_signals_end_everything_quickly_and_cleanly(
     serve: Callable[..., Served], end: Callable[[int], None]
 ) -> None:
-    served = serve(own_group=True)
+    served = serve("--drain-seconds", "0", own_group=True)
     engine = served.engine_pid()
     body = {"prompt": "<|slow|>a", "max_tokens": 3000, "stream": True}
     with served.client.stream("POST", "/v1/completions", json=body) as running:
@@ -120,9 +120,12 @@ def test_an_engine_that_dies_is_told_to_everybody(serve: Callable[..., Served]) 
     assert whole.json()["error"]["message"] == reason
     assert reason in rest[-2]
     assert rest[-1] == "data: [DONE]"
+    refused = served.client.post("/v1/completions", json=BODY)  # the next engine is still starting
+    assert (refused.status_code, refused.headers["Retry-After"]) == (503, "5")
     health = served.client.get("/health")
     assert (health.status_code, health.json()["reason"]) == (503, reason)
-    assert served.client.post("/v1/completions", json=BODY).status_code == 503
+    assert eventually(lambda: served.client.get("/health").status_code == 200)
+    assert served.client.post("/v1/completions", json=BODY).status_code == 200
     code, stderr = served.stop()
     assert code == 0
     assert "Traceback" not in stderr
@@ -131,8 +134,8 @@ def test_an_engine_that_dies_is_told_to_everybody(serve: Callable[..., Served]) 
 def test_an_engine_killed_from_outside(serve: Callable[..., Served]) -> None:
     served = serve()
     os.kill(served.engine_pid(), signal.SIGKILL)
-    assert eventually(lambda: served.client.get("/health").status_code == 503)
-    assert "killed by SIGKILL" in served.client.get("/health").json()["reason"]
+    assert eventually(lambda: "killed by SIGKILL" in served.client.get("/health").text)
+    assert eventually(lambda: served.client.get("/health").status_code == 200)
 
 
 def test_a_step_that_fails_answers_its_requests_and_ends_the_engine(serve: Callable[..., Served]) -> None:
@@ -140,9 +143,9 @@ def test_a_step_that_fails_answers_its_requests_and_ends_the_engine(serve: Calla
     engine = served.engine_pid()
     response = served.client.post("/v1/completions", json={"prompt": "<|raise|>", "max_tokens": 9})
     assert (response.status_code, response.json()["error"]["message"]) == (500, "boom")
-    assert eventually(lambda: served.client.get("/health").status_code == 503)
-    assert served.client.get("/health").json()["reason"] == "the engine failed: RuntimeError: boom"
+    assert eventually(lambda: "the engine failed: RuntimeError: boom" in served.client.get("/health").text)
     assert eventually(lambda: not alive(engine))
+    assert eventually(lambda: served.client.get("/health").status_code == 200)
 
 
 def test_a_model_that_cannot_be_loaded_is_one_line(tmp_path: Path) -> None:

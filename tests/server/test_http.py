@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from conftest import Served, eventually
+from served import Served, eventually
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
@@ -166,6 +166,21 @@ class TestAnswers:
         assert set(served.client.get("/version").json()) == {"version"}
 
 
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+
+def named(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
+def schema_format(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+
+
+def call(arguments: str) -> dict[str, Any]:
+    return {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+
+
 REFUSED = [
     (TEXT, text_body(foo=1), 400, "foo", "unknown field: foo"),
     (
@@ -189,21 +204,76 @@ REFUSED = [
     (TEXT, text_body(stop_token_ids=[999]), 400, "stop_token_ids", "999"),
     (TEXT, text_body(logprobs=21), 400, "logprobs", "21"),
     (TEXT, text_body(logprobs=True), 400, "logprobs", "got `bool`"),
-    (TEXT, text_body(echo=True), 400, "echo", "not supported yet"),
-    (TEXT, text_body(best_of=3), 400, "best_of", "not supported yet"),
+    (TEXT, text_body(best_of=3), 400, "best_of", "not supported"),
     (TEXT, text_body(suffix="x"), 400, "suffix", "not supported yet"),
     (TEXT, text_body(stream_options={"include_usage": True}), 400, "stream_options", "stream: true"),
     (TEXT, text_body(stream=True, stream_options={"x": 1}), 400, "stream_options.x", "unknown field"),
     (TEXT, {"max_tokens": 1}, 400, "prompt", "missing field: prompt"),
-    (TEXT, text_body(["a", "b"]), 400, "prompt[0]", "expected `int`"),
+    (TEXT, text_body(["a", 5]), 400, "prompt[1]", "list of texts or a list of token ids"),
+    (TEXT, text_body([]), 400, "prompt", "empty"),
+    (TEXT, text_body(["a", ""]), 400, "prompt[1]", "prompt[1]: the prompt is empty"),
+    (TEXT, text_body(store=True), 400, "store", "only False is"),
+    (TEXT, text_body(service_tier="flex"), 400, "service_tier", "'flex'"),
+    (TEXT, text_body(guided_regex="("), 400, "guided_regex", "guided_regex cannot be used"),
+    (TEXT, text_body(guided_json="{"), 400, "guided_json", "not valid JSON"),
+    (TEXT, text_body(guided_json=[1]), 400, "guided_json", "got `array`"),
+    (TEXT, text_body(guided_choice=[]), 400, "guided_choice", "1 to 4096"),
+    (TEXT, text_body(guided_grammar="start: b"), 400, "guided_grammar", "guided_grammar"),
+    (TEXT, text_body(guided_regex="a" * 70_000), 400, "guided_regex", "65536"),
+    (TEXT, text_body(guided_regex="a", guided_choice=["b"]), 400, "guided_choice", "only one of these"),
+    (TEXT, text_body(structured_outputs={"regex": "("}), 400, "structured_outputs.regex", "cannot be used"),
+    (
+        TEXT,
+        text_body(structured_outputs={"structural_tag": "x"}),
+        400,
+        "structured_outputs.structural_tag",
+        "unknown",
+    ),
     (TEXT, text_body([5, -1]), 400, "prompt", "-1"),
     (TEXT, text_body([5, 999]), 400, "prompt", "999"),
     (TEXT, text_body(""), 400, "prompt", "empty"),
     (TEXT, text_body("x" * 4096), 400, "prompt", "4096 tokens, and the model's context of 4096 tokens"),
     (TEXT, text_body("x" * 4000, max_tokens=97), 400, "max_tokens", "a prompt of 4000 tokens leaves 96"),
     (TEXT, text_body(model="gpt"), 404, "model", "'gpt' does not exist; this server has 'tiny'"),
-    (CHAT, chat_body(tools=[]), 400, "tools", "tools is not supported yet"),
-    (CHAT, chat_body(response_format={"type": "text"}), 400, "response_format", "not supported yet"),
+    (CHAT, chat_body(tools=[]), 400, "tools", "must not be empty"),
+    (CHAT, chat_body(tools=[{"type": "x"}]), 400, "tools[0].type", "'x'"),
+    (CHAT, chat_body(tools=[TOOL, TOOL]), 400, "tools", "same name"),
+    (CHAT, chat_body(tool_choice="auto"), 400, "tool_choice", "needs tools"),
+    (CHAT, chat_body(tools=[TOOL], tool_choice=named("g")), 400, "tool_choice", "'g'"),
+    (CHAT, chat_body(tools=[TOOL], guided_regex="a"), 400, "guided_regex", "exclude each other"),
+    (CHAT, chat_body(parallel_tool_calls=False), 400, "parallel_tool_calls", "needs tools"),
+    (CHAT, chat_body(response_format={"type": "xml"}), 400, "response_format.type", "'xml'"),
+    (
+        CHAT,
+        chat_body(response_format=schema_format({"type": "bogus"})),
+        400,
+        "response_format",
+        "response_format cannot be used: Invalid type: bogus",
+    ),
+    (
+        CHAT,
+        chat_body(continue_final_message=True, add_generation_prompt=True),
+        400,
+        "continue_final_message",
+        "exclude",
+    ),
+    (CHAT, chat_body(chat_template_kwargs={"messages": []}), 400, "chat_template_kwargs", "messages"),
+    (CHAT, chat_body(reasoning_effort="low"), 400, "reasoning_effort", "unknown field"),
+    (CHAT, {"messages": [{"role": "tool", "content": "x"}]}, 400, "messages[0].tool_call_id", "need it"),
+    (
+        CHAT,
+        {"messages": [{"role": "assistant", "tool_calls": [call("[]")]}]},
+        400,
+        "messages[0].tool_calls[0].function.arguments",
+        "JSON object",
+    ),
+    (
+        CHAT,
+        chat_body("<|dead|>", guided_regex="a"),
+        400,
+        "guided_regex",
+        "the guided_regex failed: no way on",
+    ),
     (CHAT, {"messages": []}, 400, "messages", "must not be empty"),
     (CHAT, {"messages": [{"role": "user"}]}, 400, "messages[0].content", "missing field"),
     (CHAT, {"messages": [{"role": "bot", "content": ""}]}, 400, "messages[0].role", "'bot'"),

@@ -10,9 +10,14 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from paceline.tokenizer import Tokenizer, load_tokenizer
 
-SPECIAL = ("<|im_start|>", "<|im_end|>", "<|die|>", "<|raise|>", "<|slow|>")
+SPECIAL = ("<|im_start|>", "<|im_end|>", "<|die|>", "<|raise|>", "<|slow|>", "<|say|>", "<|dead|>")
+# Tools as in Hermes' and Qwen's templates.
 TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endfor %}"
+    "{% if tools %}<|im_start|>tools\n{{ tools | tojson }} as <tool_call>{}</tool_call><|im_end|>{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
+    "{% if m.tool_call_id %} ({{ m.tool_call_id }}){% endif %}"
+    "{% if mood %} {{ mood }}{% endif %}<|im_end|>{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 

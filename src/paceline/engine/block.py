@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from paceline.engine.pages import InvariantError, ensure
 from paceline.request import FinishReason
-from paceline.step import Plan, StepResult
+from paceline.step import GrammarEnd, Plan, StepResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,19 +20,34 @@ class Cut:
     num_tokens: int
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
+    error: str | None = None
 
 
-def cut(token_ids: tuple[int, ...], known_len: int, max_len: int, stop_ids: Set[int]) -> Cut:
-    """The part of a block up to its first stop token (included) or the length limit.
+def cut(
+    token_ids: tuple[int, ...],
+    known_len: int,
+    max_len: int,
+    stop_ids: Set[int],
+    grammar_end: GrammarEnd | None = None,
+) -> Cut:
+    """The part of a block up to its first stop token (included), its grammar's end or the length limit.
 
-    A stop token in the last place allowed is a stop.
+    A stop token in the last place allowed is a stop, and so is a grammar's end there.
     """
+    if grammar_end is not None and grammar_end.num_tokens == 0:
+        return _grammar_cut(grammar_end)
     for num_tokens, token in enumerate(token_ids, start=1):
         if token in stop_ids:
             return Cut(num_tokens, "stop", token)
+        if grammar_end is not None and num_tokens == grammar_end.num_tokens:
+            return _grammar_cut(grammar_end)
         if known_len + num_tokens >= max_len:
             return Cut(num_tokens, "length")
     return Cut(len(token_ids))
+
+
+def _grammar_cut(end: GrammarEnd) -> Cut:
+    return Cut(end.num_tokens, "stop" if end.error is None else "error", error=end.error)
 
 
 def check_result(plan: Plan, result: StepResult) -> None:

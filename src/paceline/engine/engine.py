@@ -7,10 +7,13 @@ then tells its owner, who starts another.
 
 from __future__ import annotations
 
+import msgspec
+
 from paceline.config import EngineConfig
+from paceline.engine.preparing import Preparing
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.stats import SchedulerStats
-from paceline.errors import EngineDeadError
+from paceline.errors import EngineDeadError, QueueFullError, RequestError
 from paceline.request import EngineRequest, RequestOutput
 from paceline.step import Worker
 
@@ -28,16 +31,21 @@ class Engine:
         self._scheduler = scheduler
         self._worker = worker
         self._check_when_idle = config.debug
+        self._max_preparing = config.max_queue
+        self._preparing = Preparing()
         self._failure: Exception | None = None
 
     @property
     def has_work(self) -> bool:
         """Whether `step` has anything to do, or to raise."""
-        return self._failure is not None or self._scheduler.has_work
+        return self._failure is not None or self._scheduler.has_work or len(self._preparing) > 0
 
     def stats(self) -> SchedulerStats:
-        """The scheduler's numbers of this moment."""
-        return self._scheduler.stats()
+        """The scheduler's numbers of this moment; requests that are being prepared wait."""
+        stats = self._scheduler.stats()
+        if not self._preparing:
+            return stats
+        return msgspec.structs.replace(stats, num_waiting=stats.num_waiting + len(self._preparing))
 
     def add(self, request: EngineRequest) -> None:
         """Accept a request; each accepted one gets exactly one output with a `finish_reason`.
@@ -48,11 +56,25 @@ class Engine:
             EngineDeadError: the engine has failed.
         """
         self._raise_if_dead()
-        self._scheduler.add(request)
+        if request.request_id in self._preparing:
+            raise RequestError("request_id", f"request_id {request.request_id!r} is in use")
+        if request.params.grammar is None:
+            self._scheduler.add(request)
+            return
+        self._scheduler.vet(request)
+        if len(self._preparing) >= self._max_preparing:
+            raise QueueFullError(
+                f"the queue is full: {len(self._preparing)} requests wait for their grammars"
+            )
+        future = self._worker.prepare(request.params)
+        if future is None or (future.done() and future.exception() is None):
+            self._scheduler.add(request)
+        else:
+            self._preparing.add(request, future)
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request now; returns its final output, or None if it has had one or never came."""
-        return self._scheduler.abort(request_id)
+        return self._preparing.drop(request_id) or self._scheduler.abort(request_id)
 
     def step(self) -> list[RequestOutput]:
         """Run one step to its end; returns at most one output for each request.
@@ -63,15 +85,30 @@ class Engine:
         self._raise_if_dead()
         outputs: list[RequestOutput] = []
         try:
+            outputs += self._start_prepared()
             plan = self._scheduler.schedule()
             if plan is not None:
                 result = self._worker.launch(plan).result()
-                outputs = self._scheduler.commit(plan, result)
+                outputs += self._scheduler.commit(plan, result)
+            elif self._preparing:
+                self._preparing.wait()
             if self._check_when_idle and not self._scheduler.has_work:
                 self._scheduler.check()
         except Exception as failure:
             self._failure = failure
-            outputs += self._scheduler.abandon(_reason(failure))
+            outputs += self._scheduler.abandon(_reason(failure)) + self._preparing.abandon(_reason(failure))
+        return outputs
+
+    def _start_prepared(self) -> list[RequestOutput]:
+        """Hand over what is prepared; returns the final outputs of what cannot be."""
+        if not self._preparing:
+            return []
+        ready, outputs = self._preparing.take_ready()
+        for request in ready:
+            try:
+                self._scheduler.add(request)
+            except QueueFullError as error:  # it was not full when the request came
+                outputs.append(RequestOutput(request.request_id, finish_reason="error", error=str(error)))
         return outputs
 
     def _raise_if_dead(self) -> None:

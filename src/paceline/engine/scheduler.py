@@ -27,7 +27,7 @@ from paceline.engine.prefix import PrefixHasher
 from paceline.engine.sequence import Sequence, Status
 from paceline.engine.stats import SchedulerStats
 from paceline.errors import QueueFullError, RequestError
-from paceline.request import EngineRequest, RequestOutput
+from paceline.request import EngineRequest, RequestOutput, TokenLogprobs
 from paceline.step import Plan, RowResult, RowStart, RowStep, StepResult
 
 ChooseDepth = Callable[[int], int]
@@ -127,6 +127,17 @@ class Scheduler:
             RequestError: it can never run here; the message has the numbers.
             QueueFullError: `max_num_seqs` run and `max_queue` wait already.
         """
+        max_len = self.vet(request)
+        stop_ids = frozenset(request.params.stop_token_ids)
+        if not request.params.ignore_eos:
+            stop_ids |= self._eos_token_ids
+        seq = Sequence(request, self._num_arrivals, max_len, stop_ids, list(request.prompt_ids))
+        self._num_arrivals += 1
+        self._live[request.request_id] = seq
+        self._waiting.append(seq)
+
+    def vet(self, request: EngineRequest) -> int:
+        """What `add` would raise now; returns the most tokens that prompt and answer may come to."""
         if request.request_id in self._live:
             raise RequestError("request_id", f"request_id {request.request_id!r} is in use")
         max_len = self._limits.max_len(request)
@@ -136,13 +147,7 @@ class Scheduler:
                 f"the queue is full: {len(self._live)} requests are open, the limit is max_num_seqs "
                 f"({max_num_seqs}) running plus max_queue ({max_queue}) waiting"
             )
-        stop_ids = frozenset(request.params.stop_token_ids)
-        if not request.params.ignore_eos:
-            stop_ids |= self._eos_token_ids
-        seq = Sequence(request, self._num_arrivals, max_len, stop_ids, list(request.prompt_ids))
-        self._num_arrivals += 1
-        self._live[request.request_id] = seq
-        self._waiting.append(seq)
+        return max_len
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request now; returns its final output, or None if no open request has that id."""
@@ -268,8 +273,11 @@ class Scheduler:
         return True
 
     def _match(self, seq: Sequence) -> list[int]:
-        """Cached pages of its known tokens but the newest, which must be computed to go on from it."""
-        if not self._config.prefix_caching:
+        """Cached pages of its known tokens but the newest, which must be computed to go on from it.
+
+        None for a prompt whose logprobs are asked for: they need every position computed.
+        """
+        if not self._config.prefix_caching or seq.lacks_prompt_logprobs:
             return []
         num_pages = (seq.known_len - 1) // self._pool.page_size
         self._hasher.extend(seq.digests, seq.token_ids, num_pages)
@@ -322,7 +330,7 @@ class Scheduler:
     # What became of a step.
 
     def commit(self, plan: Plan, result: StepResult) -> list[RequestOutput]:
-        """Take the result of the oldest plan in flight; returns an output for each request it gave tokens."""
+        """Take the result of the oldest plan in flight; returns what it gave each request."""
         assert plan is self._in_flight[0][0], "plans are committed in the order they were made"
         check_result(plan, result)
         _, sequences = self._in_flight.popleft()
@@ -333,17 +341,21 @@ class Scheduler:
                 if step.samples:
                     outputs.append(self._accept(seq, got))
                 else:
+                    prompt_logprobs = self._new_prompt_logprobs(seq, got)
                     seq.computed_len += step.query_len
                     self._publish(seq)
+                    if prompt_logprobs:
+                        outputs.append(RequestOutput(seq.request_id, prompt_logprobs=prompt_logprobs))
             if seq.num_in_flight == 0 and seq in self._leaving:
                 self._vacate(seq)
         return outputs
 
     def _accept(self, seq: Sequence, got: RowResult) -> RequestOutput:
         """Append a block to its request, as far as that goes."""
-        if not got.token_ids:
+        if not got.token_ids and got.grammar_end is None:
             raise InvariantError(f"row {got.row} yielded nothing for a request that has not ended")
-        end = cut(got.token_ids, seq.known_len, seq.max_len, seq.stop_ids)
+        prompt_logprobs = self._new_prompt_logprobs(seq, got)
+        end = cut(got.token_ids, seq.known_len, seq.max_len, seq.stop_ids, got.grammar_end)
         token_ids = got.token_ids[: end.num_tokens]
         seq.token_ids.extend(token_ids)
         seq.computed_len = seq.known_len - 1
@@ -355,10 +367,21 @@ class Scheduler:
             seq.request_id,
             token_ids=list(token_ids),
             logprobs=None if got.logprobs is None else list(got.logprobs[: end.num_tokens]),
+            prompt_logprobs=prompt_logprobs,
             finish_reason=end.finish_reason,
             stop_token_id=end.stop_token_id,
             num_cached_tokens=seq.num_cached_tokens,
+            error=end.error,
+            error_param=None if end.error is None else "grammar",
         )
+
+    def _new_prompt_logprobs(self, seq: Sequence, got: RowResult) -> list[TokenLogprobs] | None:
+        """Those not delivered before a preemption; called before `computed_len` moves."""
+        if got.prompt_logprobs is None:
+            return None
+        new = list(got.prompt_logprobs[max(0, seq.num_prompt_logprobs - seq.computed_len) :])
+        seq.num_prompt_logprobs += len(new)
+        return new or None
 
     def _publish(self, seq: Sequence) -> None:
         """Let prompts hit the pages that are now full of committed, computed tokens."""

@@ -47,6 +47,7 @@ class Sequence:
     digests: list[bytes] = field(default_factory=list)  # of the first full pages of `token_ids`
     num_published: int = 0  # of `page_ids`, from the first
     num_cached_tokens: int = 0  # of the prompt, at first admission
+    num_prompt_logprobs: int = 0  # delivered, of the prompt's tokens from the second on
     num_preemptions: int = 0
 
     planned_len: int = 0  # tokens computed once every step in flight is done; of use until `decoding`
@@ -63,6 +64,12 @@ class Sequence:
     def known_len(self) -> int:
         """Committed tokens."""
         return len(self.token_ids)
+
+    @property
+    def lacks_prompt_logprobs(self) -> bool:
+        """Whether logprobs of the prompt are asked for and not all delivered."""
+        wanted = self.request.params.prompt_logprobs is not None
+        return wanted and self.num_prompt_logprobs < len(self.request.prompt_ids) - 1
 
     @property
     def remaining(self) -> int:

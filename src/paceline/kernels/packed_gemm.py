@@ -219,7 +219,6 @@ def _gemm(
 
     blocks, stride = num_columns // block, num_columns * 4
     pair = num_rows // WIDTH // 2 if epilogue == SWIGLU else 0
-    num_tiles = num_rows // WIDTH - pair
 
     gate = scratch + HEADER_BYTES
     value = gate + MAX_TILE * WIDTH * 4

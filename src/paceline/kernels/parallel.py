@@ -42,7 +42,7 @@ _MAX_GENERATION = 2**31 - 1  # of the runs' numbers, which share a word with a t
 _GENERATION, _JOB, _STOP, _NUM_WORKERS, _SEM_WAIT, _SEM_POST, _YIELD = 0, 8, 16, 24, 25, 26, 27
 _WORKERS, _WORKER_WORDS = 32, 16  # per worker: sleeping and busy flags, then at +8 its semaphore
 _PHASE_WORDS = 4  # kernel, args, address of the number of tasks, tasks taken at a time
-_COUNTER_WORDS = 16  # generation << 32 | next task, then at +8 the tasks done
+_COUNTER_WORDS = 16  # generation << 32 | next task, the number of tasks, then at +8 the tasks done
 
 
 def _pointer(b: Any, address: Any) -> Any:
@@ -102,7 +102,7 @@ def _phases(team: int, job: int, generation: int, thread: int) -> None:
     for p in range(num_phases):
         phase, counter = phases + p * _PHASE_WORDS * 8, counters + p * _COUNTER_WORDS * 8
         kernel, args = load_i64(phase), load_i64(phase + 8)
-        num_tasks, step = load_i64(load_i64(phase + 16)), load_i64(phase + 24)
+        num_tasks, step = _get(counter + 8), load_i64(phase + 24)
         token = (generation << 20) + p
         while True:
             taken = _get(counter)
@@ -131,8 +131,11 @@ def _run(team: int, job: int) -> None:
     generation = load_i64(team + _GENERATION * 8) % _MAX_GENERATION + 1
     counters = load_i64(job + 16)
     for p in range(load_i64(job)):
-        counter = counters + p * _COUNTER_WORDS * 8
+        phase, counter = load_i64(job + 8) + p * _PHASE_WORDS * 8, counters + p * _COUNTER_WORDS * 8
+        # In this order: who reads what belongs to this run finds its generation, too. The number of tasks is
+        # a copy, since a worker may come late to a run, when the caller has already set the next one's.
         _set(counter, generation << 32)
+        _set(counter + 8, load_i64(load_i64(phase + 16)))
         _set(counter + 64, 0)
     _set(team + _JOB * 8, job)
     _set(team + _GENERATION * 8, generation)

@@ -35,7 +35,7 @@ class LayerAttention(Protocol):
     """Turns one layer's projections into what its tokens attend to."""
 
     def __call__(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
-        """[M, (heads + 2 kv_heads) D] before RoPE and q/k norm to [M, heads D]."""
+        """[M, (heads + 2 kv_heads) D] before RoPE and q/k norm, of any float type, to [M, heads D] of any."""
         ...
 
 
@@ -51,5 +51,5 @@ class BindableAttention(Attention, Protocol):
     """An attention whose work on fixed buffers can be prepared as a phase of a program."""
 
     def bind(self, layer: int, qkv: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> Phase:
-        """The phase that does `layer`, from fp32 `qkv` + `bias` to fp32 `out`, for the last `begin`'s batch."""
+        """The phase that does `layer` for the batch of `begin`: fp32 `qkv` + `bias` to fp32 `out`."""
         ...

@@ -1,7 +1,7 @@
 """The decoder of the Llama family as plain torch: any device, any number of tokens.
 
 Takes its attention, and so the K/V cache, as an argument. The residual stream is float32 whatever the
-weights are.
+weights are; what passes between two matrices has their type.
 """
 
 from __future__ import annotations
@@ -54,4 +54,4 @@ class Decoder:
 
     def logits(self, h: torch.Tensor) -> torch.Tensor:
         """fp32 [P, vocab] for P rows of `forward`'s result."""
-        return self._weights.head(rms_norm(h, self._weights.norm, self.config.rms_norm_eps))
+        return self._weights.head(rms_norm(h, self._weights.norm, self.config.rms_norm_eps)).float()

@@ -30,17 +30,22 @@ _WANTED = [
     "*.safetensors",
     "model.safetensors.index.json",
 ]
+PICKLE = "pytorch_model.bin"
 # Subfolders hold other formats; consolidated*.safetensors is Mistral's second copy of the weights.
 _UNWANTED = ["*/*", "consolidated*.safetensors"]
 
 
-def resolve_model(name: str, revision: str | None = None, progress: bool = True) -> Path:
+def resolve_model(
+    name: str, revision: str | None = None, progress: bool = True, *, allow_pickles: bool = False
+) -> Path:
     """A folder with config.json and safetensors, or a `.gguf` file; downloaded if need be.
 
     Args:
         name: a path, a built-in name, or a Hugging Face id (see the module).
         revision: branch, tag or commit of a Hugging Face id; only valid for one.
         progress: show download bars on stderr.
+        allow_pickles: take `pytorch_model.bin` from a repository without safetensors; for a caller that
+            reads it without running code from it.
 
     Raises:
         ModelNotFoundError: nothing of this name, or it cannot be had: gated, offline, no network.
@@ -60,7 +65,7 @@ def resolve_model(name: str, revision: str | None = None, progress: bool = True)
     if match is None or not is_hub_id:
         raise ModelNotFoundError(_unknown(name))
     with _bars(progress), _hub_errors(name, revision):
-        return _download(match["repo"], match["file"], revision)
+        return _download(match["repo"], match["file"], revision, allow_pickles)
 
 
 def _looks_like_path(name: str) -> bool:
@@ -94,7 +99,7 @@ def _local(path: Path) -> Path:
     return files[0]
 
 
-def _download(repo: str, file: str | None, revision: str | None) -> Path:
+def _download(repo: str, file: str | None, revision: str | None, allow_pickles: bool) -> Path:
     from huggingface_hub import hf_hub_download, snapshot_download
 
     if file is not None:
@@ -102,9 +107,13 @@ def _download(repo: str, file: str | None, revision: str | None) -> Path:
     folder = Path(
         snapshot_download(repo, revision=revision, allow_patterns=_WANTED, ignore_patterns=_UNWANTED)
     )
-    if not any(folder.glob("*.safetensors")):
-        raise _without_safetensors(repo, revision)
-    return folder
+    if any(folder.glob("*.safetensors")):
+        return folder
+    if allow_pickles:
+        snapshot_download(repo, revision=revision, allow_patterns=[PICKLE])
+        if (folder / PICKLE).is_file():
+            return folder
+    raise _without_safetensors(repo, revision)
 
 
 def _without_safetensors(repo: str, revision: str | None) -> ModelError:

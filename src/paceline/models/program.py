@@ -1,8 +1,9 @@
 """The decoder on the packed CPU kernels: five kernels a layer, prepared once for each number of tokens.
 
 The kernels that a step of M tokens runs, over buffers allocated for M, are what a CUDA graph is to the GPU.
-Float32 throughout, so the only roundings are float32's own and those of the bfloat16 K/V cache. Steps of many tokens go through the bfloat16 copies of the matrices (`decoder`) instead, where the
-arithmetic units are twice as fast.
+Float32 throughout, so the only roundings are float32's own and those of the bfloat16 K/V cache. Steps of
+many tokens go through the bfloat16 copies of the matrices (`decoder`) instead, where the arithmetic units are
+twice as fast.
 """
 
 from __future__ import annotations

@@ -33,13 +33,7 @@ def read_safetensors(folder: Path, stack: ExitStack) -> dict[str, RawTensor]:
         CheckpointError: a file is missing, truncated or inconsistent; named.
         UnsupportedModelError: pickled weights only, or a tensor type that Paceline does not run.
     """
-    index = _read_index(folder)
-    files = sorted(set(index.values())) if index else [_only_file(folder)]
-    absent = [name for name in files if not (folder / name).is_file()]
-    if absent:
-        raise CheckpointError(
-            f"{folder / absent[0]}: missing, {INDEX} lists it ({len(absent)} of {len(files)} are)"
-        )
+    files, index = list_files(folder)
     tensors: dict[str, RawTensor] = {}
     for file_name in files:
         file = stack.enter_context(TensorFile(folder / file_name))
@@ -53,6 +47,23 @@ def read_safetensors(folder: Path, stack: ExitStack) -> dict[str, RawTensor]:
             if not full_name.endswith(_HARMLESS):
                 tensors[tensor.name] = tensor
     return tensors
+
+
+def list_files(folder: Path) -> tuple[list[str], dict[str, str]]:
+    """The checkpoint's files, all there, and with an index each tensor's file by its full name.
+
+    Raises:
+        CheckpointError: a file is missing; named.
+        UnsupportedModelError: pickled weights only.
+    """
+    index = _read_index(folder)
+    files = sorted(set(index.values())) if index else [_only_file(folder)]
+    absent = [name for name in files if not (folder / name).is_file()]
+    if absent:
+        raise CheckpointError(
+            f"{folder / absent[0]}: missing, {INDEX} lists it ({len(absent)} of {len(files)} are)"
+        )
+    return files, index
 
 
 def _read_index(folder: Path) -> dict[str, str]:

@@ -34,9 +34,9 @@ class Matrix:
     bias: torch.Tensor | None = None  # fp32 [out]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x W^T + bias for x [.., in], through `dense`; in and out are x's dtype."""
+        """x W^T + bias for x [.., in] of any float type, through `dense` and in its type; fp32 if biased."""
         assert self.dense is not None
-        y = torch.nn.functional.linear(x.to(self.dense.dtype), self.dense).to(x.dtype)
+        y = torch.nn.functional.linear(x.to(self.dense.dtype), self.dense)
         return y if self.bias is None else y + self.bias
 
 

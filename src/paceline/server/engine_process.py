@@ -1,7 +1,8 @@
 """One life of an engine process, seen from the server: start, messages both ways, end.
 
 The socket is a file in a private temporary folder; standard input of the process is a pipe that is
-never written to: its closing tells an engine that its server is gone. Knows nothing of requests.
+never written to: its closing tells an engine that its server is gone. The process has a session of its
+own, so that a terminal's Ctrl-C reaches the server alone. Knows nothing of requests.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ import shutil
 import signal
 import sys
 import tempfile
+from asyncio import FIRST_COMPLETED
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import msgspec
@@ -28,6 +29,10 @@ from paceline.errors import EngineDeadError
 MAX_SOCKET_PATH = 100  # bytes; a unix socket's limit is 107 on Linux and 103 on macOS
 LAST_WORDS = 0.2  # seconds that messages of a process that has just ended may take to arrive
 SHUTDOWN_GRACE = 5.0  # seconds until a process that was asked to end is killed
+MAX_AT_ONCE = (
+    8  # messages taken in before the streams may send: one that is behind sends fewer, larger chunks
+)
+TICK = 1.0  # seconds between two looks at an engine that says nothing
 
 
 class EngineProcess:
@@ -51,7 +56,10 @@ class EngineProcess:
 
         `factory`, as "module:function", builds another engine than the real one.
         """
-        folder = _private_folder()
+        try:
+            folder = _private_folder()
+        except OSError as error:
+            raise EngineDeadError(f"no folder for the engine's socket: {error.strerror}") from None
         address = f"ipc://{folder / 'engine'}"
         context = zmq.asyncio.Context()
         socket = context.socket(zmq.PAIR)
@@ -62,30 +70,50 @@ class EngineProcess:
         options: dict[str, object] = {"address": address, "config": config, "log_level": log_level}
         if factory is not None:
             options["factory"] = factory
-        with _sigint_blocked():
+        try:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 *("-m", "paceline.engine.process", msgspec.json.encode(options).decode()),
                 stdin=PIPE,
                 stdout=DEVNULL,  # standard output is the server's; the engine logs to standard error
+                start_new_session=True,
             )
+        except BaseException:
+            _discard(context, folder)
+            raise
         return cls(folder, context, socket, process)
 
     def send(self, message: ToEngine) -> None:
         """Send without waiting; the socket has no limit, and what it holds the scheduler's queue bounds."""
         self._socket.send(self._encoder.encode(message))
 
-    async def messages(self) -> AsyncIterator[FromEngine]:
+    async def messages(self, is_busy: Callable[[], bool], hang_seconds: float) -> AsyncIterator[FromEngine]:
         """What the engine says, until it ends.
 
+        An engine that says nothing for `hang_seconds` (0: any time) although it `is_busy` is killed. Only
+        seconds in which this process ran count: a machine that was asleep accuses nobody.
+
         Raises:
-            EngineDeadError: the process has ended or said Failed; the message is the reason.
+            EngineDeadError: the process has ended, was hung or said Failed; the message is the reason.
         """
         ended = asyncio.ensure_future(self._process.wait())
+        silence, num_at_once = 0.0, 0
         while True:
             received = asyncio.ensure_future(self._socket.recv())
             try:
-                await asyncio.wait({received, ended}, return_when=asyncio.FIRST_COMPLETED)
+                if received.done() and num_at_once < MAX_AT_ONCE:
+                    num_at_once += 1
+                else:
+                    num_at_once = 0
+                    await asyncio.sleep(0)
+                while not received.done() and not ended.done():
+                    if not (await asyncio.wait({received, ended}, timeout=TICK, return_when=FIRST_COMPLETED))[
+                        0
+                    ]:
+                        silence = silence + TICK if is_busy() else 0.0
+                        if 0 < hang_seconds <= silence:
+                            self.kill()
+                            raise EngineDeadError(f"the engine hangs: no sign of life for {silence:.0f} s")
                 if not received.done():
                     await asyncio.wait({received}, timeout=LAST_WORDS)
                 if not received.done():
@@ -93,6 +121,7 @@ class EngineProcess:
                 message = self._decoder.decode(received.result())
             finally:
                 received.cancel()
+            silence = 0.0
             if isinstance(message, Failed):
                 raise EngineDeadError(message.reason)
             yield message
@@ -111,8 +140,12 @@ class EngineProcess:
             except TimeoutError:
                 self._process.kill()
                 await self._process.wait()
-        self._context.destroy(linger=0)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        _discard(self._context, self._folder)
+
+
+def _discard(context: zmq.asyncio.Context, folder: Path) -> None:
+    context.destroy(linger=0)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _private_folder() -> Path:
@@ -122,16 +155,6 @@ def _private_folder() -> Path:
         os.rmdir(folder)
         folder = tempfile.mkdtemp(prefix="paceline-", dir="/tmp")
     return Path(folder)
-
-
-@contextmanager
-def _sigint_blocked() -> Iterator[None]:
-    """A process started in here has SIGINT blocked from birth: Ctrl-C may come before it can ignore it."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _how(returncode: int) -> str:

@@ -2,8 +2,8 @@
 
 As in vLLM the port is bound before the model is loaded (a taken one is known at once) and listened
 on only when the engine is ready: until then a connection is refused, and `/health` answers 200 from
-its first answer on. SIGINT or SIGTERM at any time: no new connections, answers under way end with an
-error that says why, exit 0.
+its first answer on. At the first SIGINT or SIGTERM no more connections are taken, and answers under way
+have `drain_seconds` to finish; then, or at a second signal, they end with an error that says why. Exit 0.
 
 Prints nothing: what the user should see goes through `on_ready`.
 """
@@ -17,21 +17,26 @@ import errno
 import logging
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
 
 import uvicorn
+import uvloop
 
 from paceline import logs
 from paceline.config import EngineConfig, ServerConfig
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, EngineDeadError
 from paceline.models.hub import resolve_model
 from paceline.server.app import Api
 from paceline.server.bridge import EngineClient
+from paceline.server.connection import connection_class
+from paceline.server.gate import Gate
 from paceline.tokenizer import load_tokenizer
 
 log = logging.getLogger(__name__)
 
-SHUTDOWN_GRACE = 3  # seconds that replies which have been ended may take to leave
+SHUTDOWN_GRACE = 3.0  # seconds that replies which have been ended may take to leave
+STOPPING = "the server is shutting down"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -58,7 +63,7 @@ def run(
 
     Raises:
         ConfigError: the port cannot be listened on.
-        ModelError, EngineDeadError: the model cannot be found, or the engine not started.
+        ModelError, EngineDeadError: the model cannot be found, or no engine started or kept alive.
     """
     logs.configure(server_config.log_level)
     with _bind(server_config.host, server_config.port) as listener:
@@ -70,37 +75,44 @@ def run(
         config = dataclasses.replace(engine_config, model=str(path))
 
         async def main() -> None:
-            stop = asyncio.Event()
-            loop = asyncio.get_running_loop()
-            for signum in (signal.SIGINT, signal.SIGTERM):
-                loop.add_signal_handler(signum, stop.set)
+            signals = _Signals()
             starting = asyncio.create_task(
-                EngineClient.start(
-                    config, tokenizer, log_level=server_config.log_level, factory=engine_factory
-                )
+                EngineClient.start(config, server_config, tokenizer, factory=engine_factory)
             )
-            if not await _unless_stopped(starting, stop):
+            if not await _first(starting, signals.next()):
+                starting.cancel()
+                await asyncio.wait({starting})
                 return
             client = starting.result()
             address = Address(_url(listener), name, client.limits.max_model_len)
             api = Api(client, tokenizer, name)
-            await _serve(api, client, listener, stop, lambda: on_ready(address), server_config.log_level)
+            await _serve(api, client, listener, signals, lambda: on_ready(address), server_config)
 
-        asyncio.run(main())
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(main())
 
 
-async def _unless_stopped(task: asyncio.Task[EngineClient], stop: asyncio.Event) -> bool:
-    """Wait for `task`; if `stop` comes first, cancel it and return False."""
-    stopping = asyncio.create_task(stop.wait())
+class _Signals:
+    """SIGINT and SIGTERM, from now on, one at a time."""
+
+    def __init__(self) -> None:
+        self._arrived: asyncio.Queue[signal.Signals] = asyncio.Queue()
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(signum, self._arrived.put_nowait, signum)
+
+    async def next(self) -> signal.Signals:
+        """Wait for the next one."""
+        return await self._arrived.get()
+
+
+async def _first(task: asyncio.Future[Any], other: Awaitable[object], seconds: float | None = None) -> bool:
+    """Wait for either or for so many seconds; returns whether `task` is done. `other` is given up."""
+    rival = asyncio.ensure_future(other)
     try:
-        await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return True
-        task.cancel()
-        await asyncio.wait({task})
-        return False
+        await asyncio.wait({task, rival}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        stopping.cancel()
+        rival.cancel()
+    return task.done()
 
 
 class _Server(uvicorn.Server):
@@ -123,36 +135,44 @@ async def _serve(
     api: Api,
     client: EngineClient,
     listener: socket.socket,
-    stop: asyncio.Event,
+    signals: _Signals,
     on_listening: Callable[[], None],
-    log_level: str,
+    config: ServerConfig,
 ) -> None:
+    """Answer requests until a signal and the drain after it, or until no engine can be kept alive."""
+    gate = Gate(api.app(), api_keys=config.api_keys, max_body_bytes=config.max_body_bytes)
     server = _Server(
         uvicorn.Config(
-            api.app(),
+            gate,
+            http=connection_class(config.max_header_bytes),
             lifespan="off",
             ws="none",
             log_config=None,
-            access_log=log_level == "debug",
+            access_log=config.log_level == "debug",
             server_header=False,
-            timeout_graceful_shutdown=SHUTDOWN_GRACE,
         ),
         on_listening,
     )
-
-    async def end_on_signal() -> None:
-        await stop.wait()
-        log.info("shutting down")
-        server.should_exit = True
-        await client.close("the server is shutting down")
-
-    ending = asyncio.create_task(end_on_signal())
+    _listen(listener)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    stopping = asyncio.create_task(signals.next())
     try:
-        _listen(listener)
-        await server.serve(sockets=[listener])
+        ends: set[asyncio.Future[Any]] = {serving, stopping, client.gave_up}
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        server.should_exit = True
+        if stopping.done():
+            log.info(
+                "shutting down: answers under way have %g s; once more ends at once", config.drain_seconds
+            )
+            await _first(serving, signals.next(), seconds=config.drain_seconds)
     finally:
-        stop.set()
-        await ending
+        stopping.cancel()
+        await client.close(STOPPING)
+        if not await _first(serving, signals.next(), seconds=SHUTDOWN_GRACE):
+            server.force_exit = True  # whoever has not read the end by now gets it no more
+        await serving
+    if client.gave_up.done():
+        raise EngineDeadError(client.gave_up.result())
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -52,6 +52,11 @@ class Tokenizer:
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
 
     @property
+    def special_token_ids(self) -> frozenset[int]:
+        """Added tokens that are no text: `decode` skips them unless told otherwise."""
+        return self._special_ids
+
+    @property
     def has_chat_template(self) -> bool:
         return self._template is not None
 

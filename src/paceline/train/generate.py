@@ -19,8 +19,10 @@ from paceline.models.layers import rms_norm, rotate
 from paceline.models.rope import rope_tables
 from paceline.models.weights import Weights
 from paceline.train.scripts import Script, Turn
+from paceline.worker.noise import gumbel, seed_words
 
 _END = -1  # of a script; a turn to generate is -1 - turn
+_ASK_TEMPERATURE = 0.9  # a greedy target would ask the same question in every row
 _LENGTH_STEP = 128  # graphs are captured for K/V of whole multiples of this
 
 
@@ -64,7 +66,9 @@ def join(parts: Sequence[Conversations]) -> Conversations:
 class _LockstepAttention:
     """K/V of [layers, rows, kv_heads, length, D] at one position for all rows."""
 
-    def __init__(self, config: ModelConfig, num_rows: int, length: int, device: str, dtype: torch.dtype) -> None:
+    def __init__(
+        self, config: ModelConfig, num_rows: int, length: int, device: str, dtype: torch.dtype
+    ) -> None:
         self._config = config
         shape = (config.num_layers, num_rows, config.num_kv_heads, length, config.head_dim)
         self._k = torch.zeros(shape, device=device, dtype=dtype)
@@ -82,7 +86,7 @@ class _LockstepAttention:
         heads = qkv.view(len(qkv), -1, c.head_dim)
         q, k, v = torch.split(heads, (c.num_heads, c.num_kv_heads, c.num_kv_heads), dim=1)
         if q_norm is not None and k_norm is not None:
-            q, k = rms_norm(q, q_norm, c.rms_norm_eps), rms_norm(k, k_norm, c.rms_norm_eps)
+            q, k = (rms_norm(x.float(), w, c.rms_norm_eps) for x, w in ((q, q_norm), (k, k_norm)))
         cos, sin = self._cos[self.position], self._sin[self.position]
         keys, values = self._k[layer], self._v[layer]
         keys.index_copy_(2, self.position, rotate(k, cos, sin).to(keys.dtype)[:, :, None])
@@ -100,11 +104,19 @@ class _LockstepAttention:
 class Lockstep:
     """Generates for `num_rows` scripts at a time, up to `length` tokens each.
 
-    Buffers and graphs are made once and reused for every batch.
+    Buffers and graphs are made once and reused for every batch. With `coupled` the noise is serving's own,
+    keyed by (seed + row, choice 0, position, token id), so that a drafter can draw with the same.
     """
 
     def __init__(
-        self, config: ModelConfig, weights: Weights, end_ids: Sequence[int], num_rows: int, length: int, device: str
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        end_ids: Sequence[int],
+        num_rows: int,
+        length: int,
+        device: str,
+        coupled: bool = False,
     ) -> None:
         dtype = torch.bfloat16 if device == "cuda" else torch.float32
         self.num_rows, self.length, self._device = num_rows, length, device
@@ -118,15 +130,32 @@ class Lockstep:
         self._token_ids = torch.zeros(num_rows, length + 1, **ints)  # type: ignore[call-overload]
         self._turns = torch.zeros(num_rows, length + 1, dtype=torch.int8, device=device)
         self._temperature = torch.ones(num_rows, 1, device=device)
+        self._spent = torch.zeros(num_rows, **ints)  # type: ignore[call-overload]
+        self._max_turn = torch.zeros(1, **ints)  # type: ignore[call-overload]
+        self._seeds = torch.zeros(num_rows, 2, **ints) if coupled else None  # type: ignore[call-overload]
+        self._all_ids = torch.arange(config.vocab_size, device=device)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
     @torch.no_grad()
     def run(
-        self, scripts: Sequence[Script], temperatures: Sequence[float], seed: int, on_step: Callable[[], None] = lambda: None
+        self,
+        scripts: Sequence[Script],
+        temperatures: Sequence[float],
+        seed: int,
+        max_turn_tokens: int,
+        on_step: Callable[[], None] = lambda: None,
     ) -> Conversations:
-        """Make the conversations of up to `num_rows` scripts; temperature 0 is greedy."""
+        """Make the conversations of up to `num_rows` scripts.
+
+        Args:
+            temperatures: of each script's answers, 0 for greedy; questions are asked at `_ASK_TEMPERATURE`.
+            max_turn_tokens: a turn that gets this long is ended for the target, by a token nobody learns from.
+        """
         self._load(scripts, temperatures)
+        self._max_turn.fill_(max_turn_tokens)
         torch.manual_seed(seed)
+        if self._seeds is not None:
+            self._seeds.copy_(torch.tensor([seed_words(seed + row) for row in range(self.num_rows)]))
         for position in range(self.length - 1):
             window = min(self.length, -(-(position + 1) // _LENGTH_STEP) * _LENGTH_STEP)
             self._replay(window)
@@ -153,6 +182,7 @@ class Lockstep:
         self._turns.zero_()
         self._token_ids[:, 0] = self._script[:, 0].clamp(min=0)
         self._cursor.fill_(1)
+        self._spent.zero_()
         self._attention.position.zero_()
 
     def _running(self) -> torch.Tensor:
@@ -165,13 +195,14 @@ class Lockstep:
             self._step()
             return
         if window not in self._graphs:
-            saved = [t.clone() for t in (self._cursor, self._token_ids, self._turns)]
+            state = (self._cursor, self._token_ids, self._turns, self._spent)
+            saved = [t.clone() for t in state]
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 self._step()  # warm-up outside the graph
             torch.cuda.current_stream().wait_stream(stream)
-            for tensor, value in zip((self._cursor, self._token_ids, self._turns), saved, strict=True):
+            for tensor, value in zip(state, saved, strict=True):
                 tensor.copy_(value)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
@@ -184,21 +215,34 @@ class Lockstep:
         position = self._attention.position
         fed = self._token_ids.index_select(1, position)[:, 0]
         h = self._decoder.layers(self._decoder.embed(fed), self._attention)
-        sampled = self._sample(self._decoder.logits(h))
         planned = self._script.gather(1, self._cursor[:, None])[:, 0]
+        sampled = self._sample(self._decoder.logits(h), planned == _END - Turn.ASK)
         forced, over = planned >= 0, planned == _END
-        token = torch.where(forced, planned, torch.where(over, torch.zeros_like(sampled), sampled))
-        turn = torch.where(forced | over, torch.zeros_like(planned), _END - planned)
-        ended = ~forced & ~over & torch.isin(sampled, self._end_ids)
+        free = ~forced & ~over
+        cut = free & (self._spent >= self._max_turn)
+        made = torch.where(cut, self._end_ids[0], sampled)
+        token = torch.where(forced, planned, torch.where(over, torch.zeros_like(made), made))
+        turn = torch.where(free & ~cut, _END - planned, torch.zeros_like(planned))
+        ended = cut | (free & torch.isin(sampled, self._end_ids))
         self._cursor += (forced | ended).long()
+        self._spent.copy_(torch.where(free & ~ended, self._spent + 1, torch.zeros_like(self._spent)))
         self._token_ids.index_copy_(1, position + 1, token[:, None])
         self._turns.index_copy_(1, position + 1, turn[:, None].to(torch.int8))
 
-    def _sample(self, logits: torch.Tensor) -> torch.Tensor:
-        noise = torch.empty_like(logits).exponential_().log_()  # minus a Gumbel variate
-        hot = torch.where(self._temperature > 0, self._temperature, torch.ones_like(self._temperature))
-        scores = logits / hot - noise * (self._temperature > 0)
+    def _sample(self, logits: torch.Tensor, asks: torch.Tensor) -> torch.Tensor:
+        heat = torch.where(
+            asks[:, None], torch.full_like(self._temperature, _ASK_TEMPERATURE), self._temperature
+        )
+        hot = heat > 0
+        scores = logits / torch.where(hot, heat, torch.ones_like(heat)) + self._noise(logits) * hot
         return scores.argmax(dim=-1)
+
+    def _noise(self, logits: torch.Tensor) -> torch.Tensor:
+        """Gumbel noise of the position that is being decided."""
+        if self._seeds is None:
+            return -torch.empty_like(logits).exponential_().log_()
+        positions = (self._attention.position + 1).expand(len(logits))
+        return gumbel(positions, torch.zeros_like(positions), self._seeds, self._all_ids).float()
 
     def _collect(self, scripts: Sequence[Script]) -> Conversations:
         count = len(scripts)

@@ -59,14 +59,18 @@ def passage_prompt(rng: random.Random) -> str:
 def sentence_prompt(rng: random.Random) -> str:
     """A request for one sentence in some language, to be translated later."""
     language = rng.choice(_LANGUAGES[:6])
-    about = rng.choice((rng.choice(_TOPICS), rng.choice(_SUBJECTS), f"{rng.choice(_NAMES)} in {rng.choice(_PLACES)}"))
+    about = rng.choice(
+        (rng.choice(_TOPICS), rng.choice(_SUBJECTS), f"{rng.choice(_NAMES)} in {rng.choice(_PLACES)}")
+    )
     return f"Write one {rng.choice(('long', 'short', 'news'))} sentence in {language} about {about}."
 
 
 def question_prompt(rng: random.Random) -> str:
     """A request for a factual question, to be asked later."""
     start, about = rng.choice(_KINDS_OF_QUESTION), rng.choice((*_SUBJECTS, *_TOPICS, *_PLACES))
-    return f"Write one short trivia question that starts with '{start}', about {about}. Write only the question."
+    return (
+        f"Write one short trivia question that starts with '{start}', about {about}. Write only the question."
+    )
 
 
 def summary(rng: random.Random, passage: str) -> str:

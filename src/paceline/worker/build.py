@@ -24,8 +24,10 @@ from paceline.models.hub import resolve_model
 from paceline.models.program import PackedDecoder
 from paceline.models.rope import rope_tables
 from paceline.models.weights import Weights, can_pack, load_weights
+from paceline.tokenizer import load_tokenizer
 from paceline.worker.attention import cpu
 from paceline.worker.attention.torch_paged import TorchAttention
+from paceline.worker.grammar import GrammarCompiler, GrammarRows
 from paceline.worker.rows import RowState
 from paceline.worker.sampling import SamplerState
 from paceline.worker.tuning import max_packed_tokens
@@ -88,7 +90,9 @@ def build_worker(config: EngineConfig, progress: bool = False) -> tuple[ModelWor
     model = _model(config, model_config, weights, info, rows, packed, dtype, num_threads)
     sampler = SamplerState(config.max_num_seqs, info.vocab_size, info.eos_token_ids, device)
     _warm_up(model, device)
-    return ModelWorker(model, rows, sampler), info
+    compiler = GrammarCompiler(lambda: load_tokenizer(path), info.vocab_size, info.eos_token_ids)
+    grammars = GrammarRows(compiler, info.eos_token_ids)
+    return ModelWorker(model, rows, sampler, grammars), info
 
 
 def _device(config: EngineConfig) -> torch.device:
@@ -112,8 +116,8 @@ def _obstacle_to_packing(config: EngineConfig, checkpoint: Checkpoint) -> str | 
         return "needs device cpu"
     if not can_pack(checkpoint):
         return (
-            "needs a GGUF model whose layers are all of 4-, 6- or 8-bit types, one for q, k and v and one for "
-            "gate and up, without biases but those of q, k and v"
+            "needs a GGUF model whose layers are all of 4-, 6- or 8-bit types, one for q, k and v and one "
+            "for gate and up, without biases but those of q, k and v"
         )
     if not cpu.fits(checkpoint.config, config.page_size):
         return _misfit(config, checkpoint.config)

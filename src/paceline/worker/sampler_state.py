@@ -140,6 +140,10 @@ class SamplerState:
         self.bias_ids[row] = 0
         self.bias_values[row] = 0.0
 
+    def lift_min_tokens(self, row: int) -> None:
+        """Let the row's stop tokens be sampled from now on: its grammar allows nothing else."""
+        self.bias_until[row].masked_fill_(self.bias_values[row] == -torch.inf, 0)
+
     def accept(self, rows: Tensor, token_ids: Tensor) -> None:
         """Count settled tokens: pairs (row, token id), int64 [N] each, a row as often as it likes."""
         if self._penalized:

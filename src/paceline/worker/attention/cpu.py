@@ -64,7 +64,8 @@ class CpuAttention:
         self._num_tasks[0] = count * self._config.num_kv_heads
 
     def __call__(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
-        """fp32 [M, (heads + 2 kv_heads) D] to fp32 [M, heads D]; bias already added."""
+        """[M, (heads + 2 kv_heads) D] to fp32 [M, heads D]; bias already added."""
+        qkv = qkv.float()
         out = torch.empty(len(qkv), self._config.num_heads * self._config.head_dim)
         phase = self._phases[layer]
         phase.set(_QKV, qkv.data_ptr())

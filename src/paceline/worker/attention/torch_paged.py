@@ -80,7 +80,7 @@ class TorchAttention:
         q, kv = heads[:, : c.num_heads], heads[:, c.num_heads :]
         k, v = kv.chunk(2, dim=1)
         if q_norm is not None and k_norm is not None:
-            q, k = rms_norm(q, q_norm, c.rms_norm_eps), rms_norm(k, k_norm, c.rms_norm_eps)
+            q, k = (rms_norm(x.float(), w, c.rms_norm_eps) for x, w in ((q, q_norm), (k, k_norm)))
         keys, values = self._cache[layer]
         keys[self._slots] = rotate(k, *self._turns).to(keys.dtype)
         values[self._slots] = v.to(values.dtype)

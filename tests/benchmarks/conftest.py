@@ -1,0 +1,6 @@
+"""The benchmarks are scripts beside the package, found here as they find one another."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))

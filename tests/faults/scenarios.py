@@ -1,0 +1,231 @@
+"""What is done to the real server on the real model; the numbers are the caller's.
+
+Each returns its figures, for `benchmarks/results/long.json`, and asserts what must be true at any number.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+from fault_server import TEXT, Server, close_hard, eventually
+
+LOADING = 120.0  # seconds that a model may take, on a busy machine
+
+
+def hard_closes(server: Server, num: int, at_once: int = 20) -> dict[str, Any]:
+    """Clients that crash in mid-stream leave nothing behind."""
+
+    def crash(i: int) -> None:
+        connection = server.open_stream(prompt=f"Story number {i}:", max_tokens=2000)
+        assert connection.recv(1)
+        close_hard(connection)
+
+    with ThreadPoolExecutor(at_once) as pool:
+        list(pool.map(crash, range(num)))
+    began = time.monotonic()
+    assert eventually(server.is_idle, within=30), server.stats()
+    check_pages(server)
+    return {"num_closed": num, "seconds_to_idle": round(time.monotonic() - began, 2)}
+
+
+def leaves_unstreamed(server: Server, num: int) -> dict[str, Any]:
+    """A client that waits for a whole answer and hangs up is noticed too."""
+    for _ in range(num):
+        with httpx.Client(timeout=0.5) as client:
+            try:
+                client.post(
+                    server.url + TEXT, json={"prompt": "Once", "max_tokens": 4000, "ignore_eos": True}
+                )
+            except httpx.ReadTimeout:
+                continue
+            raise AssertionError("4000 tokens came within half a second")
+    began = time.monotonic()
+    assert eventually(server.is_idle, within=30), server.stats()
+    check_pages(server)
+    return {"num_left": num, "seconds_to_idle": round(time.monotonic() - began, 2)}
+
+
+def check_pages(server: Server) -> None:
+    """With --debug an engine proves its page table when a request leaves it idle, and dies if it is wrong."""
+    restarts = sum("starting another engine" in line for line in server.log)
+    answer = server.client.post(TEXT, json={"prompt": "The end.", "max_tokens": 2})
+    assert answer.status_code == 200, answer.text
+    assert eventually(server.is_idle)
+    assert server.is_healthy()
+    assert sum("starting another engine" in line for line in server.log) == restarts
+
+
+class Load:
+    """Threads that ask for answers all the time, and sort what they get."""
+
+    def __init__(self, server: Server, num_threads: int) -> None:
+        self.outcomes: Counter[str] = Counter()
+        self._server = server
+        self._stopping = threading.Event()
+        self._threads = [threading.Thread(target=self._ask, args=(i,)) for i in range(num_threads)]
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        for thread in self._threads:
+            thread.join()
+
+    def wait_for_answers(self) -> None:
+        """Until one has come since now: then others are under way, of every age."""
+        before = self.outcomes["answered"]
+        assert eventually(lambda: self.outcomes["answered"] > before, within=LOADING), self.outcomes
+
+    def _ask(self, number: int) -> None:
+        streams = number % 2 == 0
+        with httpx.Client(base_url=self._server.url, timeout=LOADING) as client:
+            while not self._stopping.is_set():
+                body = {"prompt": "Once upon a time", "max_tokens": 60, "ignore_eos": True, "stream": streams}
+                try:
+                    response = client.post(TEXT, json=body)
+                except httpx.HTTPError as error:
+                    self.outcomes[f"unanswered: {error!r}"] += 1
+                    continue
+                self.outcomes[_outcome(response, streams)] += 1
+                if response.status_code == 503:
+                    self._stopping.wait(0.1)
+
+
+def _outcome(response: httpx.Response, streams: bool) -> str:
+    if response.status_code == 503 and "retry-after" in response.headers:
+        return "503"
+    if response.status_code != 200:
+        return f"unexpected: {response.status_code} {response.text}"
+    if not streams:
+        return "answered" if response.json()["usage"]["completion_tokens"] == 60 else "cut short"
+    if not response.text.endswith("data: [DONE]\n\n"):
+        return "stream without an end"
+    last = json.loads(response.text.split("\n\n")[-3].removeprefix("data: "))
+    if "error" in last:
+        return "error event"
+    return "answered" if last["choices"][0]["finish_reason"] == "length" else "cut short"
+
+
+def engine_kills(server: Server, num: int, num_threads: int = 8) -> dict[str, Any]:
+    """Whatever happens to engines, every request is answered, and the last engine is as good as the first."""
+    load = Load(server, num_threads)
+    recoveries = []
+    try:
+        for _ in range(num):
+            load.wait_for_answers()
+            began = time.monotonic()
+            server.kill_engine()
+            assert eventually(server.is_healthy, within=LOADING)
+            recoveries.append(time.monotonic() - began)
+        load.wait_for_answers()
+    finally:
+        load.stop()
+    known = {"answered", "error event", "503"}
+    assert set(load.outcomes) <= known, load.outcomes
+    assert load.outcomes["error event"] + load.outcomes["503"] >= num
+    check_pages(server)
+    return {
+        "num_kills": num,
+        "outcomes": dict(load.outcomes),
+        "slowest_recovery_seconds": round(max(recoveries), 2),
+    }
+
+
+def drain(server: Server, num_streams: int) -> dict[str, Any]:
+    """SIGTERM: nobody new, everybody under way to the end, exit 0."""
+    connections = [server.open_stream(prompt="Count:", max_tokens=100) for _ in range(num_streams)]
+    raw = [connection.recv(100) for connection in connections]
+    began = time.monotonic()
+    server.signal(signal.SIGTERM)
+    assert eventually(lambda: is_refused(server), within=2)
+    for i, connection in enumerate(connections):
+        while piece := connection.recv(65536):
+            raw[i] += piece
+    assert server.wait() == 0
+    assert all(b'"finish_reason":"length"' in r and r.rstrip().endswith(b"0") for r in raw)
+    return {"num_streams": num_streams, "seconds_to_exit": round(time.monotonic() - began, 2)}
+
+
+def is_refused(server: Server) -> bool:
+    """Whether new connections are."""
+    try:
+        socket.create_connection((server.host, server.port), timeout=5).close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
+def full_queue(server: Server, num_open: int, num_refused: int) -> dict[str, Any]:
+    """With `num_open` requests open, which is all there is room for, others get 429 and harm nobody."""
+    connections = [server.open_stream(prompt="Go on", max_tokens=1000) for _ in range(num_open)]
+    assert eventually(
+        lambda: sum(server.stats().get(n, 0) for n in ("num_running", "num_waiting")) == num_open
+    )
+    for _ in range(num_refused):
+        response = server.client.post(TEXT, json={"prompt": "me too"})
+        assert (response.status_code, response.headers["Retry-After"]) == (429, "1")
+    for connection in connections:
+        connection.close()
+    assert eventually(server.is_idle, within=30), server.stats()
+    check_pages(server)
+    return {"num_refused": num_refused}
+
+
+def tiny_pool(server: Server, num_requests: int) -> dict[str, Any]:
+    """A pool of three pages of 16: requests that need all of it, many at a time, all get their answers."""
+
+    def ask(i: int) -> int:
+        body = {"prompt": [100 + i] * 10, "max_tokens": 30, "ignore_eos": True}
+        answer = server.client.post(TEXT, json=body)
+        assert answer.status_code == 200, answer.text
+        tokens: int = answer.json()["usage"]["completion_tokens"]
+        return tokens
+
+    with ThreadPoolExecutor(num_requests) as pool:
+        assert set(pool.map(ask, range(num_requests))) == {30}
+    assert server.stats()["num_pages"] == 3
+    assert eventually(server.is_idle)
+    check_pages(server)
+    return {"num_requests": num_requests, "num_preemptions": server.stats()["num_preemptions"]}
+
+
+def memory_slope(server: Server, num_requests: int, warm_up: int, at_once: int = 8) -> dict[str, Any]:
+    """Resident memory of both processes over short requests, in bytes a request (least squares)."""
+    pids = {"server": server.process.pid, "engine": server.engine_pid()}
+    samples: dict[str, list[tuple[int, int]]] = {name: [] for name in pids}
+
+    def ask(i: int) -> None:
+        body = {"prompt": f"{i} is", "max_tokens": 1 + i % 4, "stream": i % 2 == 0, "n": 1 + (i % 5 == 0)}
+        assert server.client.post(TEXT, json=body).status_code == 200
+
+    batch = max(at_once, num_requests // 50)
+    with ThreadPoolExecutor(at_once) as pool:
+        list(pool.map(ask, range(warm_up)))
+        for begin in range(0, num_requests, batch):
+            list(pool.map(ask, range(begin, begin + batch)))
+            for name, pid in pids.items():
+                samples[name].append((begin, resident(pid)))
+    slopes = {name: round(slope(points), 1) for name, points in samples.items()}
+    assert all(value < 2000 for value in slopes.values()), (slopes, samples)
+    return {"num_requests": num_requests, "bytes_per_request": slopes}
+
+
+def resident(pid: int | None) -> int:
+    """Bytes."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
+
+
+def slope(points: list[tuple[int, int]]) -> float:
+    """Of the straight line nearest to the points."""
+    mean_x = sum(x for x, _ in points) / len(points)
+    mean_y = sum(y for _, y in points) / len(points)
+    return sum((x - mean_x) * (y - mean_y) for x, y in points) / sum((x - mean_x) ** 2 for x, _ in points)
