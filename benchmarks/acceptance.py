@@ -18,20 +18,19 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from common import PROMPTS, Bar, Results  # noqa: E402
-
-from paceline.draft.checkpoint import open_draft  # noqa: E402
-from paceline.models.checkpoint import open_checkpoint  # noqa: E402
-from paceline.models.hub import resolve_model  # noqa: E402
-from paceline.models.weights import load_weights  # noqa: E402
-from paceline.tokenizer import load_tokenizer  # noqa: E402
-from paceline.train.generate import Conversations, Lockstep  # noqa: E402
-from paceline.train.head import TrainableHead  # noqa: E402
-from paceline.train.measure import Tally, measure  # noqa: E402
-from paceline.train.run import from_draft  # noqa: E402
-from paceline.train.scripts import Script, Template  # noqa: E402
-from paceline.train.target import Target  # noqa: E402
-from paceline.worker.noise import gumbel, seed_words  # noqa: E402
+from common import PROMPTS, Bar, Results
+from paceline.draft.checkpoint import open_draft
+from paceline.models.checkpoint import open_checkpoint
+from paceline.models.hub import resolve_model
+from paceline.models.weights import load_weights
+from paceline.tokenizer import load_tokenizer
+from paceline.train.generate import Conversations, Lockstep
+from paceline.train.head import TrainableHead
+from paceline.train.measure import Tally, measure
+from paceline.train.run import from_draft
+from paceline.train.scripts import Script, Template
+from paceline.train.target import Target
+from paceline.worker.noise import gumbel, seed_words
 
 DEPTH, MAX_NEW_TOKENS, TEMPERATURE, SEED = 4, 128, 0.8, 20_261_129
 NUM_CHATS = 256

@@ -2,9 +2,9 @@
 
     python benchmarks/cuda.py
 
-Eight prompts of the yardstick at once, 48 tokens each, greedy and at temperature 0.8 with a seed. In fp32 the two
-devices differ by rounding alone, so answers may part where two tokens are nearly tied; how far each pair of
-answers agrees is reported. Speed is not the point: this path runs eagerly.
+Eight prompts of the yardstick at once, 48 tokens each, greedy and at temperature 0.8 with a seed. In fp32
+the two devices differ by rounding alone, so answers may part where two tokens are nearly tied; how far each
+pair of answers agrees is reported. Speed is not the point: this path runs eagerly.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from common import Bar, Results, common_prefix_len, read_prompts  # noqa: E402
-
-from paceline import LLM, SamplingParams  # noqa: E402
+from common import Bar, Results, common_prefix_len, read_prompts
+from paceline import LLM, SamplingParams
 
 NUM_PROMPTS, NUM_TOKENS = 8, 48
 ARMS = {"greedy": 0.0, "temperature 0.8": 0.8}

@@ -30,8 +30,9 @@ def add_train_command(commands: argparse._SubParsersAction[Parser]) -> None:
     eagle3 = methods.add_parser(
         "eagle3",
         help="an EAGLE-3 head",
-        description="Train an EAGLE-3 head on conversations that the target makes itself; no data set is needed. "
-        "The head is left in OUT/head in SpecForge's format. The same command continues a run that was cut short.",
+        description="Train an EAGLE-3 head on conversations that the target makes itself; no data set is "
+        "needed. The head is left in OUT/head in SpecForge's format. The same command continues a run that "
+        "was cut short.",
         epilog=EXAMPLES,
     )
     eagle3.set_defaults(run=_train, parser=eagle3)

@@ -122,7 +122,13 @@ class ServerConfig:
     max_header_bytes: int = option(
         64 * 2**10, "largest request line and headers; larger ones are refused with 431"
     )
+    tool_call_parser: Literal["auto", "hermes", "llama3", "none"] = option(
+        "auto",
+        "form of the model's tool calls; auto goes by its chat template",
+        choices=("auto", "hermes", "llama3", "none"),
+    )
     max_choices: int = option(128, "largest n: answers to one prompt")
+    max_prompts: int = option(1024, "most prompts in one request to /v1/completions")
     max_logprobs: int = option(MAX_LOGPROBS, "most alternatives listed for a token (logprobs, top_logprobs)")
     max_stop_strings: int = option(16, "most stop strings of a request")
     max_stop_chars: int = option(1024, "longest stop string, in characters")
@@ -152,6 +158,7 @@ class ServerConfig:
             ("max_body_bytes", 1),
             ("max_header_bytes", 1024),
             ("max_choices", 1),
+            ("max_prompts", 1),
             ("max_logprobs", 0),
             ("max_stop_strings", 0),
             ("max_stop_chars", 1),

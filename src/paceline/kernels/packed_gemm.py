@@ -59,7 +59,7 @@ from paceline.kernels.simd import (
 BLOCK = 32  # weights that share a scale, except in the 6-bit format
 STORE, ADD, SWIGLU = 0, 1, 2  # epilogues
 HEADER_BYTES = 64  # of a thread's scratch: the phase it was prepared for
-MAX_TILE = 8  # tokens that one pass over the weights serves
+MAX_TILE = 5  # tokens that one pass over the weights serves: more spill registers and are slower a token
 
 _I64 = ir.IntType(64)
 
@@ -235,11 +235,13 @@ def _gemm(
             if has_offset:
                 _sum_blocks(x + at, blocks, sums + m * blocks * 4)
 
+    num_parts = (num_tokens + MAX_TILE - 1) // MAX_TILE
     for t in range(begin, end):
         w, s = codes + t * blocks * code_bytes, scales + t * blocks * scale_bytes
         w_up, s_up = w + pair * blocks * code_bytes, s + pair * blocks * scale_bytes
-        for m in range(0, num_tokens, MAX_TILE):
-            count = min(MAX_TILE, num_tokens - m)
+        m = 0
+        for left in range(num_parts, 0, -1):  # passes of even size
+            count = (num_tokens - m + left - 1) // left
             x_at, at_sums = x + m * stride, sums + m * blocks * 4
             if epilogue == SWIGLU:
                 tile(count, w, s, x_at, at_sums, blocks, stride, gate)
@@ -247,6 +249,7 @@ def _gemm(
             for j in range(count):
                 lane = j * WIDTH * 4
                 _finish(epilogue, value + lane, gate + lane, out + (m + j) * out_stride + t * WIDTH * 4)
+            m += count
 
 
 _tile_q4, _tile_q4_wide, _tile_q8, _tile_q6 = _tile(4, 2), _tile(4, 4), _tile(8, 2), _tile(8, 4, block=16)

@@ -300,8 +300,7 @@ class Team:
         ]
         for worker in self._workers:
             worker.start()
-        self._end = weakref.finalize(self, _end_workers, libc, words, semaphores)
-        self._end.atexit = False  # a process that ends takes its sleeping threads with it
+        self._end = weakref.finalize(self, _end_workers, libc, words, semaphores, self._workers)
 
     def run(self, program: Program) -> None:
         """Run a program to its end."""
@@ -317,8 +316,6 @@ class Team:
     def close(self) -> None:
         """End the workers and wait for them. The team cannot run anything afterwards."""
         self._end()
-        for worker in self._workers:
-            worker.join()
 
 
 def _live(work: Callable[[int, int], None], base: int, thread: int, *kept: object) -> None:
@@ -326,10 +323,16 @@ def _live(work: Callable[[int, int], None], base: int, thread: int, *kept: objec
     work(base, thread)
 
 
-def _end_workers(libc: ctypes.CDLL, words: np.ndarray[Any, Any], semaphores: list[int]) -> None:
+def _end_workers(
+    libc: ctypes.CDLL, words: np.ndarray[Any, Any], semaphores: list[int], workers: list[threading.Thread]
+) -> None:
+    """Also run when the process exits: a worker left alone would free tensors in a dying interpreter."""
     words[_STOP] = 1
     for semaphore in semaphores:
         libc.sem_post(ctypes.c_void_p(semaphore))
+    for worker in workers:
+        if worker is not threading.current_thread():
+            worker.join()
 
 
 def _function_address(library: ctypes.CDLL, name: str) -> int:

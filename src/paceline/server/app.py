@@ -117,6 +117,7 @@ class Api:
         prompt_ids = await self._encode(text, add_special_tokens=False)
         with _errors_named_as_in(body):
             params = body.sampling_params(None if tool_use is None else tool_use.grammar())
+            self._client.check(params)
         shape = ChatShape(self._tokenizer, tool_use)
         return await self._generate(request, body, [prompt_ids], params, shape, came)
 
@@ -127,6 +128,7 @@ class Api:
         prompts = body.prompts
         with _errors_named_as_in(body):
             params = body.sampling_params()
+            self._client.check(params, len(prompts))
         special = body.add_special_tokens is not False
         encoded = [p if isinstance(p, list) else await self._encode(p, special) for p in prompts]
         style = TextStyle(

@@ -101,13 +101,13 @@ class EngineClient:
         """Why requests are not taken at present; None while they are."""
         return None if self._dead is None else str(self._dead)
 
-    def check(self, params: SamplingParams) -> None:
+    def check(self, params: SamplingParams, num_prompts: int = 1) -> None:
         """Refuse what the settings do not allow; cheap, so that it can come before anything is made of `n`.
 
         Raises:
             RequestError: `param` names the field.
         """
-        check_caps(params, self._server_config)
+        check_caps(params, self._server_config, num_prompts)
 
     async def submit(self, group: str, requests: Sequence[EngineRequest]) -> Generation:
         """Hand over all choices of one request and wait (at most a step) until the engine has taken them.
@@ -116,7 +116,6 @@ class EngineClient:
             QueueFullError, RequestError: they are refused.
             EngineDeadError: there is no engine.
         """
-        self.check(requests[0].params)
         if self._dead is not None:
             raise EngineDeadError(str(self._dead))
         generation = Generation(group, requests)

@@ -85,7 +85,7 @@ def run(
                 return
             client = starting.result()
             address = Address(_url(listener), name, client.limits.max_model_len)
-            api = Api(client, tokenizer, name)
+            api = Api(client, tokenizer, name, server_config.tool_call_parser)
             await _serve(api, client, listener, signals, lambda: on_ready(address), server_config)
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -23,7 +23,7 @@ def causal_with_diagonals(
 
     Args:
         q, k, v: [B, H, L, D]; bfloat16 on CUDA.
-        chain_k, chain_v: [J, B, H, L, D], one diagonal for each earlier step of the chain and this one; J may be 0.
+        chain_k, chain_v: [J, B, H, L, D], a diagonal for each step of the chain so far; J may be 0.
 
     Returns:
         [B, H, L, D].

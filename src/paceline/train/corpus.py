@@ -21,7 +21,10 @@ from paceline.train.scripts import Script, Template, decode_answers
 logger = logging.getLogger(__name__)
 
 _TEMPERATURES = (0.0, 0.0, 0.0, 0.0, 0.6, 0.8, 0.8, 1.0)  # drawn from; greedy half of the time
-_SHORT_KINDS = ("math", "math", "translation", "translation", "question", "question", "chat", "chat", "code", "advice", "writing")  # fmt: skip
+_SHORT_KINDS = (
+    *("math", "translation", "question", "chat") * 2,
+    *("code", "advice", "writing"),
+)
 _LONG_KINDS = ("summary", "summary", "summary", "reading", "reading", "chat", "own")
 
 

@@ -148,8 +148,8 @@ class Lockstep:
         """Make the conversations of up to `num_rows` scripts.
 
         Args:
-            temperatures: of each script's answers, 0 for greedy; questions are asked at `_ASK_TEMPERATURE`.
-            max_turn_tokens: a turn that gets this long is ended for the target, by a token nobody learns from.
+            temperatures: of each script's answers, 0 for greedy. Questions have `_ASK_TEMPERATURE`.
+            max_turn_tokens: a turn that gets this long is ended for it, by a token nobody learns from.
         """
         self._load(scripts, temperatures)
         self._max_turn.fill_(max_turn_tokens)
@@ -264,4 +264,4 @@ def _flatten(script: Script, length: int) -> list[int]:
     row: list[int] = []
     for segment in script.segments:
         row += [*segment.token_ids, _END - segment.turn]
-    return row[: length - 1] + [_END]
+    return [*row[: length - 1], _END]

@@ -58,7 +58,8 @@ def matches(
     length = token_ids.shape[1] - 1 - depth
     embedded = torch.nn.functional.embedding(token_ids[:, 1:-1], target.embedding).to(features.dtype)
     found = []
-    rows = first_row + torch.arange(len(token_ids), device=token_ids.device)[:, None].expand(-1, length)
+    rows = first_row + torch.arange(len(token_ids), device=token_ids.device)
+    rows = rows[:, None].expand(-1, length)
     places = torch.arange(length, device=token_ids.device)[None].expand(len(token_ids), -1)
     for step, h in enumerate(head.chain(embedded, features[:, :length], depth)):
         logits = head.logits(h)
@@ -77,8 +78,8 @@ def answers(turns: np.ndarray, length: int) -> Iterator[tuple[int, int]]:  # typ
 def rounds(row: np.ndarray, begin: int, end: int, depth: int) -> Iterator[int]:  # type: ignore[type-arg]
     """Accepted drafts of each round over one answer; `row` is bool [L, depth] of `matches`.
 
-    The first answer token comes from the prompt's own step. A round starts at the pair before the newest known
-    token n, and can accept up to the answer's last token.
+    The first answer token comes from the prompt's own step. A round starts at the pair before the newest
+    known token n, and can accept up to the answer's last token.
     """
     newest = begin
     while newest < end - 1:
@@ -103,7 +104,7 @@ def measure(
 ) -> dict[str, Tally]:
     """Tallies by kind, over every answer of every row.
 
-    `choose(logits, rows, positions)` picks draft ids, `rows` counted over all conversations; greedy by default.
+    `choose(logits, rows, positions)` picks draft ids, rows counted over all conversations; default: greedy.
     """
     tallies: dict[str, Tally] = defaultdict(lambda: Tally(0, [0] * depth, [0] * depth, []))
     for first in range(0, len(conversations.kinds), rows_at_a_time):

@@ -34,6 +34,7 @@ from paceline.train.target import Target, default_capture_layers
 
 logger = logging.getLogger(__name__)
 
+_MIN_LAYERS = 7  # from here on the three layers that are read differ
 _MAKING_SHARE = 0.25  # of the time goes into making conversations
 
 
@@ -98,6 +99,7 @@ def train_eagle3(
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     with open_checkpoint(path) as checkpoint:
         config = checkpoint.config
+        _check_target(config)
         weights = load_weights(checkpoint, dtype=dtype, device=device, packed=False)
     tokenizer = load_tokenizer(path)
     if not tokenizer.has_chat_template:
@@ -145,6 +147,23 @@ def train_eagle3(
         on_report(report)
         export_draft(to_draft(head, target.capture), out / "head", "sglang", overwrite=True)
     return head
+
+
+def _check_target(config: ModelConfig) -> None:
+    """Refuse at once what would fail after minutes.
+
+    Raises:
+        UnsupportedModelError: a head for this target could not be written, or has too few layers to read.
+    """
+    if config.num_layers < _MIN_LAYERS:
+        raise UnsupportedModelError(
+            f"the target has {config.num_layers} layers; EAGLE-3 reads three of them and needs {_MIN_LAYERS}"
+        )
+    if config.rope.type == "factors":
+        raise UnsupportedModelError(
+            "the target's RoPE comes from rope_freqs.weight, which no draft format can express; "
+            "train on the safetensors release of the same model"
+        )
 
 
 def to_draft_config(c: ModelConfig, shape: HeadShape, capture: Sequence[int]) -> Eagle3Config:
