@@ -28,7 +28,8 @@ def causal_with_diagonals(
     Returns:
         [B, H, L, D].
     """
-    return _Merged.apply(q, k, v, chain_k, chain_v)  # type: ignore[no-any-return, no-untyped-call]
+    mixed: torch.Tensor = _Merged.apply(q, k, v, chain_k, chain_v)  # type: ignore[no-untyped-call]
+    return mixed
 
 
 def _flash(
@@ -73,7 +74,7 @@ class _Merged(torch.autograd.Function):
         return mixed
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, ...]:
         q, k, v, chain_k, chain_v, out, total, weights = ctx.saved_tensors
         grad = grad.contiguous()

@@ -52,7 +52,7 @@ def join(parts: Sequence[Conversations]) -> Conversations:
     """Rows of all parts, padded to the longest."""
     width = max(p.token_ids.shape[1] for p in parts)
 
-    def padded(rows: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+    def padded(rows: np.ndarray) -> np.ndarray:
         return np.pad(rows, ((0, 0), (0, width - rows.shape[1])))
 
     return Conversations(
@@ -84,7 +84,7 @@ class _LockstepAttention:
     def __call__(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
         c, (q_norm, k_norm) = self._config, self._norms[layer]
         heads = qkv.view(len(qkv), -1, c.head_dim)
-        q, k, v = torch.split(heads, (c.num_heads, c.num_kv_heads, c.num_kv_heads), dim=1)
+        q, k, v = torch.split(heads, [c.num_heads, c.num_kv_heads, c.num_kv_heads], dim=1)
         if q_norm is not None and k_norm is not None:
             q, k = (rms_norm(x.float(), w, c.rms_norm_eps) for x, w in ((q, q_norm), (k, k_norm)))
         cos, sin = self._cos[self.position], self._sin[self.position]
@@ -187,7 +187,8 @@ class Lockstep:
 
     def _running(self) -> torch.Tensor:
         """Rows whose script is not at its end: bool [rows]."""
-        return self._script.gather(1, self._cursor[:, None])[:, 0] != _END
+        running: torch.Tensor = self._script.gather(1, self._cursor[:, None])[:, 0] != _END
+        return running
 
     def _replay(self, window: int) -> None:
         self._attention.window = window
@@ -197,7 +198,7 @@ class Lockstep:
         if window not in self._graphs:
             state = (self._cursor, self._token_ids, self._turns, self._spent)
             saved = [t.clone() for t in state]
-            stream = torch.cuda.Stream()
+            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 self._step()  # warm-up outside the graph

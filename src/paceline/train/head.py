@@ -144,7 +144,8 @@ class TrainableHead(nn.Module):
         )
 
         def heads(projection: nn.Linear) -> torch.Tensor:
-            return linear(pair, projection.weight.to(pair.dtype)).unflatten(-1, (-1, c.head_dim))
+            rows = linear(pair, projection.weight.to(pair.dtype))
+            return rows.view(*rows.shape[:-1], -1, c.head_dim)
 
         q, k, v = (heads(p) for p in (layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj))
         q, k = (rotate(x.float(), *turns).to(x.dtype) for x in (q, k))

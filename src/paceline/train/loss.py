@@ -13,7 +13,8 @@ def soft_cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Ten
 
     `targets` may hold less than a whole distribution: the part of it that the draft vocabulary covers.
     """
-    return _SoftCrossEntropy.apply(logits, targets)  # type: ignore[no-any-return, no-untyped-call]
+    loss: torch.Tensor = _SoftCrossEntropy.apply(logits, targets)  # type: ignore[no-untyped-call]
+    return loss
 
 
 class _SoftCrossEntropy(torch.autograd.Function):
@@ -26,7 +27,7 @@ class _SoftCrossEntropy(torch.autograd.Function):
         return (mass * total - inner).sum()
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         logits, targets, total, mass = ctx.saved_tensors
         softmax = (logits.float() - total[:, None]).exp() * mass[:, None]

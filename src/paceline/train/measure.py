@@ -68,14 +68,14 @@ def matches(
     return torch.stack(found, dim=-1)
 
 
-def answers(turns: np.ndarray, length: int) -> Iterator[tuple[int, int]]:  # type: ignore[type-arg]
+def answers(turns: np.ndarray, length: int) -> Iterator[tuple[int, int]]:
     """[begin, end) of each run of answer tokens in one row."""
     flags = np.concatenate(([0], (turns[:length] == Turn.ANSWER).astype(np.int8), [0]))
     edges = np.flatnonzero(np.diff(flags))
     yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
 
 
-def rounds(row: np.ndarray, begin: int, end: int, depth: int) -> Iterator[int]:  # type: ignore[type-arg]
+def rounds(row: np.ndarray, begin: int, end: int, depth: int) -> Iterator[int]:
     """Accepted drafts of each round over one answer; `row` is bool [L, depth] of `matches`.
 
     The first answer token comes from the prompt's own step. A round starts at the pair before the newest

@@ -84,17 +84,17 @@ class _WholeSequences:
     def __call__(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
         c, weights = self._target.config, self._target._weights.layers[layer]
         heads = qkv.view(len(qkv), -1, c.head_dim)
-        q, k, v = torch.split(heads, (c.num_heads, c.num_kv_heads, c.num_kv_heads), dim=1)
+        q, k, v = torch.split(heads, [c.num_heads, c.num_kv_heads, c.num_kv_heads], dim=1)
         if weights.q_norm is not None and weights.k_norm is not None:
             q, k = (
                 rms_norm(x.float(), w, c.rms_norm_eps) for x, w in ((q, weights.q_norm), (k, weights.k_norm))
             )
         q, k = rotate(q, *self._turns), rotate(k, *self._turns)
-        shaped = (
+        q, k, v = (
             x.to(self._target.dtype).view(self._batch, self._length, -1, c.head_dim).transpose(1, 2)
             for x in (q, k, v)
         )
         mixed = torch.nn.functional.scaled_dot_product_attention(
-            *shaped, is_causal=True, enable_gqa=c.num_heads != c.num_kv_heads
+            q, k, v, is_causal=True, enable_gqa=c.num_heads != c.num_kv_heads
         )
         return mixed.transpose(1, 2).reshape(len(qkv), -1).to(qkv.dtype)
