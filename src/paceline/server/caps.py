@@ -14,7 +14,9 @@ def check_caps(params: SamplingParams, config: ServerConfig, num_prompts: int = 
         RequestError: `param` names the field, the message its limit.
     """
     if num_prompts > config.max_prompts:
-        raise RequestError("prompt", f"at most {config.max_prompts} prompts in one request, got {num_prompts}")
+        raise RequestError(
+            "prompt", f"at most {config.max_prompts} prompts in one request, got {num_prompts}"
+        )
     if params.n > config.max_choices:
         raise RequestError("n", f"n must be at most {config.max_choices}, got {params.n}")
     if params.logprobs is not None and params.logprobs > config.max_logprobs:

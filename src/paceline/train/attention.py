@@ -67,7 +67,7 @@ class _Merged(torch.autograd.Function):
         scores = (q.float() * chain_k.float()).sum(-1) * q.shape[-1] ** -0.5  # [J, B, H, L]
         total = torch.logsumexp(torch.cat((lse[None], scores)), dim=0)
         weights = (scores - total).exp()
-        mixed = out.float() * (lse - total).exp()[..., None]
+        mixed: torch.Tensor = out.float() * (lse - total).exp()[..., None]
         mixed = (mixed + (weights[..., None] * chain_v.float()).sum(0)).to(q.dtype)
         ctx.save_for_backward(q, k, v, chain_k, chain_v, mixed, total, weights)
         ctx.extra = extra

@@ -24,7 +24,8 @@ class _SoftCrossEntropy(torch.autograd.Function):
         mass = targets.sum(dim=-1, dtype=torch.float32)
         ctx.save_for_backward(logits, targets, total, mass)
         inner = (logits.float() * targets.float()).sum(dim=-1)
-        return (mass * total - inner).sum()
+        loss: torch.Tensor = (mass * total - inner).sum()
+        return loss
 
     @staticmethod
     @once_differentiable

@@ -61,7 +61,7 @@ class Target:
             assert head is not None
             # The draft ids' rows once more: picking their columns out of all logits costs more.
             self._draft_head = (draft_ids, head[draft_ids].contiguous())
-        parts = [self._some_distributions(rows, self._draft_head[1]) for rows in h.split(_LOGIT_ROWS)]
+        parts = [self._some_distributions(rows, self._draft_head[1]) for rows in torch.split(h, _LOGIT_ROWS)]
         return torch.cat([p for p, _ in parts]), torch.cat([best for _, best in parts])
 
     def _some_distributions(
