@@ -46,9 +46,10 @@ class Server:
             text=True,
         )
         self.log: list[str] = []
+        self._idle_at = 0.0  # when an engine last said that it has no request and no page is held
         assert self.process.stdout is not None
         assert self.process.stderr is not None
-        self._reader = threading.Thread(target=lambda: self.log.extend(self.process.stderr or ()))
+        self._reader = threading.Thread(target=self._read_log)
         self._reader.start()
         greeting = self.process.stdout.readline()
         match = re.search(r"http://([\w.]+):(\d+)", greeting)
@@ -58,6 +59,12 @@ class Server:
         self.url, self.host, self.port = match[0], match[1], int(match[2])
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         self.client = httpx.Client(base_url=self.url, timeout=120, headers=headers)
+
+    def _read_log(self) -> None:
+        for line in self.process.stderr or ():
+            self.log.append(line)
+            if "SchedulerStats(" in line and self.is_idle():
+                self._idle_at = time.monotonic()
 
     def engine_pid(self) -> int | None:
         """The process id of its engine, if there is one at the moment."""
@@ -96,6 +103,11 @@ class Server:
         """No request, no page held."""
         stats = self.stats()
         return bool(stats) and not (stats["num_running"] or stats["num_waiting"] or stats["num_pages_used"])
+
+    def seconds_to_idle(self, since: float, within: float = 30.0) -> float:
+        """Seconds from `since`, when it was busy, until the engine was idle; it says so at once."""
+        assert eventually(lambda: self._idle_at > since, within), self.stats()
+        return self._idle_at - since
 
     def signal(self, signum: signal.Signals) -> None:
         self.process.send_signal(signum)

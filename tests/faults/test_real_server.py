@@ -23,8 +23,9 @@ def test_clients_that_crash(server: Server) -> None:
     scenarios.hard_closes(server, 8, at_once=8)
 
 
-def test_clients_that_leave_before_their_answer(server: Server) -> None:
-    scenarios.leaves_unstreamed(server, 2)
+@pytest.mark.parametrize("streams", [True, False])
+def test_clients_that_leave_before_the_end(server: Server, streams: bool) -> None:
+    scenarios.leaves(server, 2, streams)
 
 
 def test_a_full_queue(server: Server) -> None:

@@ -236,7 +236,7 @@ def test_folder_equals_transformers(tmp_path: Path, settings_: dict[str, Any]) -
     ids = theirs.encode("The dog<|end|> and")
     for skip in (False, True):
         assert ours.decode(ids, skip) == theirs.decode(ids, skip_special_tokens=skip)
-    assert ours.bos_token == "<|begin|>"
+    assert ours.special_tokens["bos_token"] == "<|begin|>"
     assert ours.vocab_size == len(theirs)
 
 

@@ -174,7 +174,8 @@ class Eagle3Head:
         return torch.cat((token, normed), dim=-1), normed if c.norm_before_residual else h
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
-        return x.float().view(len(x), -1, self.config.head_dim)
+        dim = self.config.head_dim
+        return x.float().view(len(x), x.shape[-1] // dim, dim)  # -1 is ambiguous where nothing is settled yet
 
     def _turns(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin, fp32 [M, D / 2]. No table: drafting may go beyond any context."""

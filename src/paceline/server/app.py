@@ -51,6 +51,7 @@ from paceline.server.responses import (
     Model,
     ModelList,
     TokenizeResponse,
+    TokenizerInfo,
     Version,
 )
 from paceline.server.text_shape import Echo, TextShape, TextStyle
@@ -95,6 +96,7 @@ class Api:
                 Route("/v1/models/{name:path}", self.model),
                 Route("/tokenize", self.tokenize, methods=["POST"]),
                 Route("/detokenize", self.detokenize, methods=["POST"]),
+                Route("/tokenizer_info", self.tokenizer_info),
                 Route("/health", self.health),
                 Route("/metrics", self.metrics),
                 Route("/version", self.version),
@@ -183,6 +185,11 @@ class Api:
                     f"tokens[{i}]", f"tokens[{i}] is {token_id}, outside the vocabulary [0, {vocab_size})"
                 )
         return json_reply(DetokenizeResponse(self._tokenizer.decode(body.tokens, skip_special_tokens=False)))
+
+    async def tokenizer_info(self, request: Request) -> Response:
+        """`GET /tokenizer_info`, which lm-eval asks for to count tokens through `/tokenize`."""
+        texts = self._tokenizer.special_tokens
+        return json_reply(TokenizerInfo(**texts, chat_template=self._tokenizer.chat_template))
 
     async def health(self, request: Request) -> Response:
         """`GET /health`: 200 while the engine runs, 503 with the reason when it does not."""

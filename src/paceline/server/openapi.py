@@ -22,6 +22,7 @@ from paceline.server.responses import (
     ModelList,
     TextResponse,
     TokenizeResponse,
+    TokenizerInfo,
     Version,
 )
 
@@ -34,6 +35,7 @@ _POSTS: tuple[tuple[str, str, Any, Any, Any], ...] = (  # path, summary, body, r
 _GETS: tuple[tuple[str, str, Any], ...] = (
     ("/v1/models", "The model that is served", ModelList),
     ("/v1/models/{name}", "One model", Model),
+    ("/tokenizer_info", "Special tokens and chat template", TokenizerInfo),
     ("/health", "Whether requests are answered", Health),
     ("/version", "Paceline's version", Version),
 )

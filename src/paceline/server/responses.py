@@ -205,6 +205,16 @@ class DetokenizeResponse(msgspec.Struct, frozen=True):
     prompt: str
 
 
+class TokenizerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Special tokens and the chat template's source: what a client needs to write prompts itself."""
+
+    bos_token: str | None = None
+    eos_token: str | None = None
+    unk_token: str | None = None
+    pad_token: str | None = None
+    chat_template: str | None = None
+
+
 class Health(msgspec.Struct, frozen=True, omit_defaults=True):
     """Whether requests are answered at present."""
 

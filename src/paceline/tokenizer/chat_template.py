@@ -34,6 +34,11 @@ class ChatTemplate:
         self._variables = variables
         self._compiled: dict[str, jinja2.Template] = {}
 
+    @property
+    def source(self) -> str | None:
+        """The template for requests without tools, as the model's files have it."""
+        return self._sources.get("default")
+
     def render(
         self,
         messages: Sequence[Message],

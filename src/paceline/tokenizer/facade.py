@@ -29,7 +29,7 @@ class Tokenizer:
 
     Attributes:
         eos_token_ids: tokens that end an answer.
-        bos_token: the beginning-of-text token's text, if the model has one.
+        special_tokens: texts of `bos_token`, `eos_token`, `unk_token` and `pad_token`; of those there are.
         vocab_size: number of ids, added tokens included; the model's matrix may have more rows.
     """
 
@@ -48,7 +48,7 @@ class Tokenizer:
         self._special_ids = frozenset(i for i, t in backend.get_added_tokens_decoder().items() if t.special)
         self._template = ChatTemplate(chat_templates, special_tokens) if chat_templates else None
         self.eos_token_ids = eos_token_ids
-        self.bos_token = special_tokens.get("bos_token")
+        self.special_tokens = special_tokens
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
 
     @property
@@ -59,6 +59,11 @@ class Tokenizer:
     @property
     def has_chat_template(self) -> bool:
         return self._template is not None
+
+    @property
+    def chat_template(self) -> str | None:
+        """The Jinja source of the template for requests without tools, if the model has one."""
+        return None if self._template is None else self._template.source
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`. Special tokens written in it are parsed as such.
