@@ -23,8 +23,8 @@ from paceline.errors import ConfigError, ModelError, UnsupportedModelError
 from paceline.models.checkpoint import open_checkpoint
 from paceline.models.config import ModelConfig
 from paceline.models.hub import resolve_model
-from paceline.models.weights import load_weights
-from paceline.tokenizer import load_tokenizer
+from paceline.models.weights import Weights, load_weights
+from paceline.tokenizer import Tokenizer, load_tokenizer
 from paceline.train.corpus import CorpusMaker, CorpusPlan
 from paceline.train.generate import Conversations
 from paceline.train.head import HeadShape, TrainableHead
@@ -105,20 +105,9 @@ def train_eagle3(
     if not tokenizer.has_chat_template:
         raise ModelError(f"{target_name} has no chat template, which conversations are made with")
 
-    saved = out / "conversations.npz"
-    if saved.exists():
-        conversations = load_conversations(saved)
-        logger.info("continuing with %s", saved)
-    else:
-        plan = CorpusPlan(
-            seconds=recipe.minutes * 60 * _MAKING_SHARE,
-            num_rows=recipe.num_rows,
-            short_len=recipe.short_len,
-            long_len=recipe.long_len,
-            max_turn_tokens=recipe.max_turn_tokens,
-        )
-        conversations = CorpusMaker(config, weights, tokenizer, plan, device, recipe.seed, own_prompts).run()
-        save_conversations(saved, conversations)
+    conversations = _conversations(
+        out / "conversations.npz", config, weights, tokenizer, recipe, device, own_prompts
+    )
     if device == "cuda":
         torch.cuda.empty_cache()
     train, held_out = split(conversations, recipe.held_out_share, recipe.seed)
@@ -147,6 +136,31 @@ def train_eagle3(
         on_report(report)
         export_draft(to_draft(head, target.capture), out / "head", "sglang", overwrite=True)
     return head
+
+
+def _conversations(
+    saved: Path,
+    config: ModelConfig,
+    weights: Weights,
+    tokenizer: Tokenizer,
+    recipe: Recipe,
+    device: str,
+    own_prompts: Sequence[str],
+) -> Conversations:
+    """Those of an earlier run, or new ones, saved."""
+    if saved.exists():
+        logger.info("continuing with %s", saved)
+        return load_conversations(saved)
+    plan = CorpusPlan(
+        seconds=recipe.minutes * 60 * _MAKING_SHARE,
+        num_rows=recipe.num_rows,
+        short_len=recipe.short_len,
+        long_len=recipe.long_len,
+        max_turn_tokens=recipe.max_turn_tokens,
+    )
+    conversations = CorpusMaker(config, weights, tokenizer, plan, device, recipe.seed, own_prompts).run()
+    save_conversations(saved, conversations)
+    return conversations
 
 
 def _check_target(config: ModelConfig) -> None:
