@@ -208,14 +208,21 @@ class Results:
         packages: whose versions matter, beside Python's and Paceline's.
         folder: where the files are.
         is_fresh: start without the rows of earlier runs.
+        command: what was typed, if not a program of this folder.
     """
 
     def __init__(
-        self, name: str, packages: Sequence[str], folder: Path = RESULTS, is_fresh: bool = False
+        self,
+        name: str,
+        packages: Sequence[str],
+        folder: Path = RESULTS,
+        is_fresh: bool = False,
+        command: str | None = None,
     ) -> None:
         self.device = describe_device()
         self.versions = {"python": platform.python_version(), **_versions(["paceline", *packages])}
         self._name, self._folder = name, folder
+        self._command = command or command_line(sys.argv)
         self._rows: dict[str, Row] = {}
         if not is_fresh:
             self._rows = {row["part"]: row for row in self._earlier_rows()}
@@ -236,7 +243,7 @@ class Results:
 
     def put(self, part: str, row: Row) -> None:
         """Keep what was just measured."""
-        self._rows[part] = {"part": part, **row, "date": _now(), "command": command_line(sys.argv)}
+        self._rows[part] = {"part": part, **row, "date": _now(), "command": self._command}
 
     def write(self, order: Sequence[str], bars: Sequence[Bar], table: str) -> None:
         """Write both files: rows in this order of parts, and the table under its heading."""
@@ -245,7 +252,7 @@ class Results:
             "device": self.device,
             "versions": self.versions,
             "date": _now(),
-            "command": command_line(sys.argv),
+            "command": self._command,
             "rows": [self._rows[part] for part in order if part in self._rows],
             "bars": [asdict(bar) for bar in bars],
         }

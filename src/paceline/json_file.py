@@ -19,7 +19,7 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_bytes())
     except FileNotFoundError:
         return {}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not valid JSON: {error}") from None
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: a JSON object is needed, got {type(value).__name__}")

@@ -66,8 +66,10 @@ def leaves(server: Server, num: int, streams: bool) -> dict[str, Any]:
     check_pages(server)
     return {
         "num_left": num,
-        "tokens_after": {"median": statistics.median(tokens_after), "most": max(tokens_after)},
-        "seconds_to_idle": {"median": round(statistics.median(seconds), 4), "most": round(max(seconds), 4)},
+        "median_tokens_after": statistics.median(tokens_after),
+        "most_tokens_after": max(tokens_after),
+        "median_ms_to_idle": round(1000 * statistics.median(seconds), 1),
+        "most_ms_to_idle": round(1000 * max(seconds), 1),
     }
 
 
@@ -153,6 +155,7 @@ def engine_kills(server: Server, num: int, num_threads: int = 8) -> dict[str, An
     return {
         "num_kills": num,
         "outcomes": dict(load.outcomes),
+        "num_unanswered": sum(num for outcome, num in load.outcomes.items() if outcome not in known),
         "slowest_recovery_seconds": round(max(recoveries), 2),
     }
 
@@ -167,9 +170,11 @@ def drain(server: Server, num_streams: int) -> dict[str, Any]:
     for i, connection in enumerate(connections):
         while piece := connection.recv(65536):
             raw[i] += piece
-    assert server.wait() == 0
+    exit_code = server.wait()
+    assert exit_code == 0
     assert all(b'"finish_reason":"length"' in r and r.rstrip().endswith(b"0") for r in raw)
-    return {"num_streams": num_streams, "seconds_to_exit": round(time.monotonic() - began, 2)}
+    seconds = round(time.monotonic() - began, 2)
+    return {"num_streams": num_streams, "exit_code": exit_code, "seconds_to_exit": seconds}
 
 
 def is_refused(server: Server) -> bool:
@@ -215,7 +220,9 @@ def tiny_pool(server: Server, num_requests: int) -> dict[str, Any]:
     return {"num_requests": num_requests, "num_preemptions": server.stats()["num_preemptions"]}
 
 
-def memory_slope(server: Server, num_requests: int, warm_up: int, at_once: int = 8) -> dict[str, Any]:
+def memory_slope(
+    server: Server, num_requests: int, warm_up: int, most: float, at_once: int = 8
+) -> dict[str, Any]:
     """Resident memory of both processes over short requests, in bytes a request (least squares)."""
     pids = {"server": server.process.pid, "engine": server.engine_pid()}
     samples: dict[str, list[tuple[int, int]]] = {name: [] for name in pids}
@@ -232,8 +239,8 @@ def memory_slope(server: Server, num_requests: int, warm_up: int, at_once: int =
             for name, pid in pids.items():
                 samples[name].append((begin, resident(pid)))
     slopes = {name: round(slope(points), 1) for name, points in samples.items()}
-    assert all(value < 2000 for value in slopes.values()), (slopes, samples)
-    return {"num_requests": num_requests, "bytes_per_request": slopes}
+    assert all(value < most for value in slopes.values()), (slopes, samples)
+    return {"num_requests": num_requests} | {f"{name}_bytes_per_request": v for name, v in slopes.items()}
 
 
 def resident(pid: int | None) -> int:

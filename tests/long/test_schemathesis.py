@@ -19,7 +19,9 @@ NUM_REQUESTS = 2000
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
 
-def test_no_request_makes_the_server_fail(record: Callable[[dict[str, Any]], None], tmp_path: Path) -> None:
+def test_no_request_makes_the_server_fail(
+    record: Callable[[str, dict[str, Any]], None], tmp_path: Path
+) -> None:
     events = tmp_path / "events.ndjson"
     with running(fake("--max-body-bytes", "100000", model=write_tiny_model(tmp_path / "tiny"))) as server:
         ended = subprocess.run(
@@ -40,7 +42,13 @@ def test_no_request_makes_the_server_fail(record: Callable[[dict[str, Any]], Non
     assert sum(statuses.values()) >= NUM_REQUESTS, statuses
     assert all(status < 500 for status in statuses), statuses
     record(
-        {"num_requests": sum(statuses.values()), "statuses": {str(k): v for k, v in sorted(statuses.items())}}
+        "schemathesis",
+        {
+            "engine": "the fake one of tests/server",
+            "num_requests": sum(statuses.values()),
+            "num_server_errors": sum(num for status, num in statuses.items() if status >= 500),
+            "statuses": {str(status): num for status, num in sorted(statuses.items())},
+        },
     )
 
 

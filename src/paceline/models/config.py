@@ -248,6 +248,8 @@ def _integer(values: Mapping[str, Any], key: str) -> int:
 
 def _hf_architecture(config: Mapping[str, Any]) -> Architecture:
     names = config.get("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ModelError(f"architectures must be a list of names, got {names!r}")
     for name in names:
         if name in _HF_ARCHITECTURES:
             return _HF_ARCHITECTURES[name]
@@ -270,8 +272,11 @@ def _hf_sliding_window(config: Mapping[str, Any], architecture: Architecture) ->
         return None
     layer_types = config.get("layer_types")
     if layer_types is not None:
+        if not isinstance(layer_types, list):
+            raise ModelError(f"layer_types must be a list, got {layer_types!r}")
         return window if "sliding_attention" in layer_types else None
-    return window if config.get("max_window_layers", 28) < config["num_hidden_layers"] else None
+    first_layer = _number(config, "max_window_layers") if "max_window_layers" in config else 28
+    return window if first_layer < config["num_hidden_layers"] else None
 
 
 def _refuse_gguf_extras(metadata: Mapping[str, Any], arch: str) -> None:

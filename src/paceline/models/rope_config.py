@@ -72,7 +72,10 @@ def rope_from_hf(config: Mapping[str, Any]) -> RopeConfig:
         UnsupportedModelError: an unknown type or parameter, RoPE per layer type, partial rotary.
         ModelError: a parameter that the type needs is missing, or is not a number above 0.
     """
-    scaling = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    declared = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(declared, Mapping):
+        raise ModelError(f"rope_parameters (rope_scaling) must be an object, got {declared!r}")
+    scaling = dict(declared)
     nested = [key for key, value in scaling.items() if isinstance(value, Mapping)]
     if nested:
         raise UnsupportedModelError(f"rope_parameters per layer type ({nested[0]}) are not supported")

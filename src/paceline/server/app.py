@@ -207,7 +207,7 @@ class Api:
 
     async def openapi(self, request: Request) -> Response:
         """`GET /openapi.json`."""
-        return json_reply(openapi())
+        return json_reply(openapi(self._model_name))
 
     async def _body(self, request: Request, kind: type[Body]) -> Body:
         body = decode(await request.body(), kind)

@@ -12,6 +12,7 @@ import msgspec
 
 from paceline._version import __version__
 from paceline.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from paceline.server.request_schemas import describe_requests
 from paceline.server.responses import (
     ChatChunk,
     ChatResponse,
@@ -51,12 +52,13 @@ _ERRORS = {
 
 
 @cache
-def openapi() -> dict[str, Any]:
-    """The document, OpenAPI 3.1."""
+def openapi(model_name: str) -> dict[str, Any]:
+    """The document of a server of this model, OpenAPI 3.1."""
     records = [record for _, _, *records in _POSTS for record in records if record is not None]
     records += [record for *_, record in _GETS] + [ErrorBody]
     records = list(dict.fromkeys(records))
     schemas, components = msgspec.json.schema_components(records, ref_template="#/components/schemas/{name}")
+    describe_requests(components, model_name)
     ref = dict(zip(records, schemas, strict=True))
     paths: dict[str, Any] = {}
     for path, summary, body, reply, event in _POSTS:
@@ -81,7 +83,13 @@ def openapi() -> dict[str, Any]:
             }
         }
     paths["/v1/models/{name}"]["get"]["parameters"] = [
-        {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+        {
+            "name": "name",
+            "in": "path",
+            "required": True,
+            "schema": {"type": "string"},
+            "example": model_name,
+        }
     ]
     paths["/health"]["get"]["responses"] = {
         "200": paths["/health"]["get"]["responses"]["200"],

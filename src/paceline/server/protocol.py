@@ -20,7 +20,7 @@ from paceline.server.validation import NotYet
 COMPLETIONS_MAX_TOKENS = 16  # OpenAI's default; chat has none
 
 # Fields that clients send, with the values that change nothing here; another value is refused.
-_NEUTRAL: dict[str, tuple[object, ...]] = {
+NEUTRAL: dict[str, tuple[object, ...]] = {
     "store": (False,),
     "service_tier": ("auto", "default"),
     "skip_special_tokens": (True,),
@@ -113,7 +113,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         prompt_logprobs: int | None = None,
         grammar: Grammar | None = None,
     ) -> SamplingParams:
-        for name, neutral in _NEUTRAL.items():
+        for name, neutral in NEUTRAL.items():
             value = getattr(self, name, None)
             if value is not None and value not in neutral:
                 raise RequestError(name, f"{name}: {value!r} is not supported; only {neutral[0]!r} is")

@@ -202,12 +202,18 @@ def _load_folder(folder: Path) -> Tokenizer:
 def _chat_templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
     """chat_template.jinja if there is one, else tokenizer_config.json's text or named texts."""
     file = folder / "chat_template.jinja"
-    declared = file.read_text("utf-8") if file.is_file() else settings.get("chat_template")
-    if isinstance(declared, str):
-        return {"default": declared}
-    if isinstance(declared, list):
-        return {entry["name"]: entry["template"] for entry in declared}
-    return {}
+    try:
+        declared = file.read_text("utf-8") if file.is_file() else settings.get("chat_template")
+        if isinstance(declared, list):
+            return {entry["name"]: entry["template"] for entry in declared}
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{file}: not UTF-8 text: {error}") from None
+    except (KeyError, TypeError):
+        raise CheckpointError(
+            f"{folder / 'tokenizer_config.json'}: chat_template must be a text, or a list of objects with "
+            "name and template"
+        ) from None
+    return {"default": declared} if isinstance(declared, str) else {}
 
 
 def _spelling(backend: tokenizers.Tokenizer) -> Spelling:

@@ -25,8 +25,8 @@ from paceline.models.weights import Layer, Matrix
 
 logger = logging.getLogger(__name__)
 
-_SIZES = (8, 16, 24, 32, 48, 64, 96)
-_ROUNDS = 5
+_SIZES = (16, 24, 32, 48, 64, 96)
+_ROUNDS = 9
 
 
 def max_packed_tokens(layer: Layer, team: Team, cache_file: Path) -> int:
@@ -66,7 +66,10 @@ def _processor() -> str:
 
 
 def _measure(matrices: tuple[Matrix, ...], team: Team) -> int:
-    """The last size before the dense matrices win, taking the best of a few rounds on each side."""
+    """The last size before the dense matrices win, by the best of a few rounds; at least the first size.
+
+    Taking turns and the best of each side keeps a busy machine from deciding.
+    """
     best = _SIZES[0]
     for size in _SIZES:
         packed, dense = _timers(matrices, size, team)
