@@ -1,4 +1,4 @@
-"""The command line: `paceline serve | chat | generate | models`.
+"""The command line: `paceline serve | chat | generate | draft | train | models`.
 
 Parses, prints, and turns every PacelineError into one line and exit code 1. What the commands do is
 elsewhere, and is imported only by the command that needs it.
@@ -127,9 +127,14 @@ def _parser() -> Parser:
 
     add_draft_command(commands)
     add_train_command(commands)
-    models = commands.add_parser("models", help="list or fetch the built-in models", epilog=MODELS_EXAMPLES)
+    models = commands.add_parser(
+        "models",
+        usage="paceline models [-h] [ACTION ...]",
+        help="list or fetch the built-in models",
+        epilog=MODELS_EXAMPLES,
+    )
     models.set_defaults(run=_list_models, parser=models)
-    actions = models.add_subparsers(metavar="ACTION")
+    actions = models.add_subparsers(metavar="ACTION", prog="paceline models")
     listing = actions.add_parser("list", help="show the built-in models (the default)")
     listing.set_defaults(parser=listing)
     pull = actions.add_parser("pull", help="fetch a built-in model")

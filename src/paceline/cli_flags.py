@@ -21,7 +21,8 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         super().__init__(prog, max_help_position=SHORTEST_COLUMN)
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        if action.default in (None, argparse.SUPPRESS) or not action.option_strings:
+        has_value = bool(action.option_strings) and action.nargs != 0
+        if not has_value or action.default in (None, argparse.SUPPRESS, []):
             return action.help
         return f"{action.help} (default: {'%(default)s'})"
 

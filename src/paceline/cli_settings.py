@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import yaml
 
 from paceline.cli_flags import Kind, flag_of, kinds_of
-from paceline.config import EngineConfig, ServerConfig, Settings
+from paceline.config import TYPE_NAMES, EngineConfig, ServerConfig, Settings
 from paceline.errors import ConfigError
 
 T = TypeVar("T")
@@ -36,7 +36,6 @@ _WORDS = {
     "off": False,
     "0": False,
 }
-_TYPE_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
 
 def load(flags: argparse.Namespace, environment: Mapping[str, str]) -> Settings:
@@ -125,7 +124,7 @@ def _from_text(variable: str, text: str, kind: Kind) -> Any:
         hint = ""
         if text.startswith("tcp://"):
             hint = " (Kubernetes sets it for a service named paceline: set enableServiceLinks to false)"
-        raise ConfigError(f"{variable} must be {_TYPE_NAMES[kind.type]}, got {text!r}{hint}") from None
+        raise ConfigError(f"{variable} must be {TYPE_NAMES[kind.type]}, got {text!r}{hint}") from None
 
 
 def _from_file(path: Path, kinds: Mapping[str, Kind]) -> dict[str, Any]:
@@ -137,7 +136,7 @@ def _from_file(path: Path, kinds: Mapping[str, Kind]) -> dict[str, Any]:
         if name in values:
             raise ConfigError(f"{path}: {name} is there twice")
         if not _fits(value, kinds[name]):
-            raise ConfigError(f"{path}: {name} must be {_TYPE_NAMES[kinds[name].type]}, got {value!r}")
+            raise ConfigError(f"{path}: {name} must be {TYPE_NAMES[kinds[name].type]}, got {value!r}")
         values[name] = float(value) if kinds[name].type is float and value is not None else value
     return values
 

@@ -30,9 +30,9 @@ def add_train_command(commands: argparse._SubParsersAction[Parser]) -> None:
     eagle3 = methods.add_parser(
         "eagle3",
         help="an EAGLE-3 head",
-        description="Train an EAGLE-3 head on conversations that the target makes itself; no data set is "
-        "needed. The head is left in OUT/head in SpecForge's format. The same command continues a run that "
-        "was cut short.",
+        description="Train an EAGLE-3 head on conversations that the target makes itself; no data set is\n"
+        "needed. The head is left in DIR/head in SpecForge's format. The same command continues a run\n"
+        "that was cut short.",
         epilog=EXAMPLES,
     )
     eagle3.set_defaults(run=_train, parser=eagle3)
@@ -41,11 +41,9 @@ def add_train_command(commands: argparse._SubParsersAction[Parser]) -> None:
         "--out", metavar="DIR", type=Path, required=True, help="where everything of the run is kept"
     )
     eagle3.add_argument(
-        "--minutes", type=float, default=30.0, help="time in all, making conversations included (default: 30)"
+        "--minutes", type=float, metavar="X", default=30.0, help="time in all, making conversations included"
     )
-    eagle3.add_argument(
-        "--device", choices=("cpu", "cuda"), default="cpu", help="where to train (default: cpu)"
-    )
+    eagle3.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where to train")
     eagle3.add_argument(
         "--prompts",
         metavar="FILE",
@@ -53,28 +51,29 @@ def add_train_command(commands: argparse._SubParsersAction[Parser]) -> None:
         help='prompts of your own besides: JSON lines with "prompt" or "turns"',
     )
     eagle3.add_argument(
-        "--draft-vocab-size", type=int, default=8192, help="tokens that the head can say (default: 8192)"
-    )
-    eagle3.add_argument("--intermediate-size", type=int, help="of the head's MLP (default: the target's)")
-    eagle3.add_argument(
-        "--num-rows", type=int, default=1024, help="conversations made at a time (default: 1024)"
+        "--draft-vocab-size", type=int, metavar="N", default=8192, help="tokens that the head can say"
     )
     eagle3.add_argument(
-        "--short-len", type=int, default=512, help="tokens of a short conversation (default: 512)"
+        "--intermediate-size", type=int, metavar="N", help="of the head's MLP (default: the target's)"
     )
     eagle3.add_argument(
-        "--long-len", type=int, default=2048, help="tokens of a long conversation (default: 2048)"
+        "--num-rows", type=int, metavar="N", default=1024, help="conversations made at a time"
     )
     eagle3.add_argument(
-        "--batch-tokens", type=int, default=32_768, help="tokens in one update (default: 32768)"
+        "--short-len", type=int, metavar="N", default=512, help="tokens of a short conversation"
     )
     eagle3.add_argument(
-        "--learning-rate", type=float, default=1e-3, help="of AdamW at its peak (default: 0.001)"
+        "--long-len", type=int, metavar="N", default=2048, help="tokens of a long conversation"
     )
+    eagle3.add_argument("--batch-tokens", type=int, metavar="N", default=32_768, help="tokens in one update")
+    eagle3.add_argument("--learning-rate", type=float, metavar="X", default=1e-3, help="of AdamW at its peak")
     eagle3.add_argument(
-        "--max-updates", type=int, help="stop after so many updates, if the time is not over before"
+        "--max-updates",
+        type=int,
+        metavar="N",
+        help="stop after so many updates, if the time is not over before",
     )
-    eagle3.add_argument("--seed", type=int, default=0, help="of everything random (default: 0)")
+    eagle3.add_argument("--seed", type=int, metavar="N", default=0, help="of everything random")
 
 
 def _train(args: argparse.Namespace) -> None:

@@ -14,11 +14,12 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_type_hints
 
 from paceline.errors import ConfigError
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
+TYPE_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 MAX_LOGPROBS = 20  # alternatives a sampler can list for one token
 
 
@@ -34,6 +35,17 @@ def _at_least(config: object, name: str, low: float) -> None:
     value = getattr(config, name)
     if value is not None and not low <= value < math.inf:
         raise ConfigError(f"{name} must be at least {low}, got {value}")
+
+
+def _check_types(config: Any) -> None:
+    hints = get_type_hints(type(config))
+    for f in dataclasses.fields(config):
+        if "choices" in f.metadata:
+            continue
+        value, kinds = getattr(config, f.name), get_args(hints[f.name]) or (hints[f.name],)
+        widened = (*kinds, int) if float in kinds else kinds
+        if not (bool in kinds if isinstance(value, bool) else isinstance(value, widened)):
+            raise ConfigError(f"{f.name} must be {TYPE_NAMES[kinds[0]]}, got {value!r}")
 
 
 def _check_choices(config: Any) -> None:
@@ -58,7 +70,7 @@ class EngineConfig:
     device: Literal["cpu", "cuda"] = option("cpu", "where the model runs", choices=("cpu", "cuda"))
     precision: Literal["auto", "packed", "bf16", "fp32"] = option(
         "auto",
-        "arithmetic of the weights. auto: packed on CPU for 4- and 8-bit GGUF, bf16 otherwise; "
+        "arithmetic of the weights. auto: packed on CPU for 4-, 6- and 8-bit GGUF, bf16 otherwise; "
         "fp32 is exact and slow",
         choices=("auto", "packed", "bf16", "fp32"),
     )
@@ -80,6 +92,7 @@ class EngineConfig:
     debug: bool = option(False, "check the page table's invariants whenever the engine is idle")
 
     def __post_init__(self) -> None:
+        _check_types(self)
         for name, low in (
             ("max_model_len", 2),
             ("kv_cache_tokens", 1),
@@ -151,6 +164,7 @@ class ServerConfig:
     )
 
     def __post_init__(self) -> None:
+        _check_types(self)
         _check_choices(self)
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port must be in [0, 65535], got {self.port}")

@@ -111,6 +111,7 @@ class LLM:
         self._engine: StepEngine | None = built.engine
         self._processor = OutputProcessor(self.tokenizer)
         self._num_calls = 0
+        self._inboxes: dict[str, list[Delta]] = {}  # by request: one call's steps serve all open streams
 
     def generate(
         self,
@@ -177,8 +178,8 @@ class LLM:
         self._num_calls += 1
         prepared = []
         for i, (prompt, wanted) in enumerate(zip(prompts, params, strict=True)):
-            prompt_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
             try:
+                prompt_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else _token_ids(prompt)
                 prepared.append(prepare(f"{self._num_calls}.{i}", prompt_ids, wanted, self.limits))
             except RequestError as error:
                 raise RequestError(error.param, f"prompts[{i}]: {error}") from None
@@ -204,13 +205,16 @@ class LLM:
         if engine is None:
             raise PacelineError("this LLM is closed")
         to_add, open_ids = deque(requests), {r.request_id for r in requests}
+        inbox: list[Delta] = []
+        self._inboxes.update(dict.fromkeys(open_ids, inbox))
         try:
             while open_ids:
                 with _interrupt_deferred():
                     self._feed(engine, to_add)
-                    deltas, to_abort = self._processor.process(engine.step())
-                    for request_id in to_abort:
-                        engine.abort(request_id)
+                    if not inbox:
+                        self._step(engine)
+                    deltas = inbox.copy()
+                    inbox.clear()
                 for delta in deltas:
                     if delta.error is not None:
                         if delta.error_param is not None:
@@ -223,6 +227,16 @@ class LLM:
             for request_id in open_ids:
                 self._processor.drop(request_id)
                 engine.abort(request_id)
+            for request in requests:
+                del self._inboxes[request.request_id]
+
+    def _step(self, engine: StepEngine) -> None:
+        """Run a step and sort what it gave into the inboxes."""
+        deltas, to_abort = self._processor.process(engine.step())
+        for request_id in to_abort:
+            engine.abort(request_id)
+        for delta in deltas:
+            self._inboxes[delta.request_id].append(delta)
 
     def _feed(self, engine: StepEngine, to_add: deque[EngineRequest]) -> None:
         """Give the engine what its queue takes."""
@@ -241,7 +255,7 @@ class _Bar:
     """Progress over requests, with the rate of tokens."""
 
     def __init__(self, total: int, shown: bool) -> None:
-        self._bar = tqdm(total=total, unit="req", disable=not shown, dynamic_ncols=True)
+        self._bar = tqdm(total=total, unit="req", disable=None if shown else True, dynamic_ncols=True)
         self._began = time.monotonic()
         self._num_tokens = 0
 
@@ -279,9 +293,20 @@ def _interrupt_deferred() -> Iterator[None]:
 
 def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """Several prompts, from one or several: a string or a list of integers is one."""
+    if not isinstance(prompts, Sequence):
+        raise RequestError(
+            "prompts", f"prompts must be a text, token ids or a list of these, got {type(prompts).__name__}"
+        )
     if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
+
+
+def _token_ids(prompt: object) -> list[int]:
+    """Numbers that are no integers are refused, not rounded."""
+    if not isinstance(prompt, Sequence) or not all(isinstance(token_id, int) for token_id in prompt):
+        raise RequestError("prompt", "a prompt must be a text or a list of token ids")
+    return list(prompt)
 
 
 def _per_prompt(

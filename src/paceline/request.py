@@ -6,7 +6,9 @@ Knows nothing of HTTP, text or torch. Both processes import this module.
 from __future__ import annotations
 
 import math
-from typing import Literal
+import re
+from functools import cache
+from typing import Any, Literal, get_type_hints
 
 import msgspec
 
@@ -16,6 +18,7 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 MAX_SEED = 2**64 - 1
 MAX_LOGPROBS = 20
+MAX_COUNT = 2**31 - 1  # of tokens or choices; beyond any model, and a number that every process can read
 
 
 class Grammar(msgspec.Struct, frozen=True):
@@ -62,14 +65,15 @@ class SamplingParams(
     grammar: Grammar | None = None  # the answer ends where it lets nothing follow
 
     def __post_init__(self) -> None:
+        self._check_types()
         self._check("temperature", 0.0, 100.0)
-        self._check("top_k", -1, None)
+        self._check("top_k", -1, MAX_COUNT)
         self._check("top_p", 0.0, 1.0)
         if self.top_p <= 0.0:
             raise RequestError("top_p", f"top_p must be in (0, 1], got {self.top_p}")
         self._check("min_p", 0.0, 1.0)
-        self._check("n", 1, None)
-        self._check("min_tokens", 0, None)
+        self._check("n", 1, MAX_COUNT)
+        self._check("min_tokens", 0, MAX_COUNT)
         self._check("presence_penalty", -2.0, 2.0)
         self._check("frequency_penalty", -2.0, 2.0)
         self._check("repetition_penalty", 0.0, 100.0)
@@ -78,7 +82,7 @@ class SamplingParams(
         if self.seed is not None:
             self._check("seed", -(2**63), MAX_SEED)
         if self.max_tokens is not None:
-            self._check("max_tokens", 1, None)
+            self._check("max_tokens", 1, MAX_COUNT)
             if self.min_tokens > self.max_tokens:
                 raise RequestError(
                     "min_tokens",
@@ -107,11 +111,30 @@ class SamplingParams(
                 if not 0 <= token_id < vocab_size:
                     raise RequestError(param, f"{param}: token id {token_id} is not in [0, {vocab_size - 1}]")
 
-    def _check(self, name: str, low: float, high: float | None) -> None:
+    def _check_types(self) -> None:
+        """A wrong type must stop here: one step further it would stop the engine. Lists become tuples."""
+        try:
+            fitting: Any = msgspec.convert(self, _fields(), from_attributes=True)
+        except msgspec.ValidationError as error:
+            what, _, path = str(error).partition(" - at ")
+            param = re.sub(r".*`\$\.(.*)`$", r"\1", path)
+            raise RequestError(param, f"{param}: {what[0].lower()}{what[1:]}") from None
+        for name in ("stop", "stop_token_ids"):
+            msgspec.structs.force_setattr(self, name, getattr(fitting, name))
+
+    def _check(self, name: str, low: float, high: float) -> None:
         value = getattr(self, name)
-        if not math.isfinite(value) or value < low or (high is not None and value > high):
-            limit = f"at least {low}" if high is None else f"in [{low}, {high}]"
-            raise RequestError(name, f"{name} must be {limit}, got {value}")
+        if value < low and high == MAX_COUNT:
+            raise RequestError(name, f"{name} must be at least {low}, got {value}")
+        if not low <= value <= high:
+            raise RequestError(name, f"{name} must be in [{low}, {high}], got {value}")
+
+
+@cache
+def _fields() -> type[msgspec.Struct]:
+    """The fields of SamplingParams, for msgspec to check the types of values that it did not read."""
+    hints = get_type_hints(SamplingParams)
+    return msgspec.defstruct("Fields", [(name, hints[name]) for name in SamplingParams.__struct_fields__])
 
 
 class EngineRequest(msgspec.Struct, frozen=True):

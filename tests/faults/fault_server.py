@@ -24,13 +24,13 @@ REAL = ("-m", "paceline", "serve")
 TEXT = "/v1/completions"
 
 
-def eventually(condition: Callable[[], Any], within: float = 10.0) -> bool:
+def eventually(condition: Callable[[], Any], within: float = 10.0, every: float = 0.02) -> bool:
     """Whether `condition` comes true in time."""
     deadline = time.monotonic() + within
     while time.monotonic() < deadline:
         if condition():
             return True
-        time.sleep(0.02)
+        time.sleep(every)
     return bool(condition())
 
 
@@ -58,7 +58,7 @@ class Server:
             raise AssertionError(f"the server did not start: {''.join(self.log)}")
         self.url, self.host, self.port = match[0], match[1], int(match[2])
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-        self.client = httpx.Client(base_url=self.url, timeout=120, headers=headers)
+        self.client = httpx.Client(base_url=self.url, timeout=300, headers=headers)
 
     def _read_log(self) -> None:
         for line in self.process.stderr or ():

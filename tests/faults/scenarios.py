@@ -86,11 +86,12 @@ def check_pages(server: Server) -> None:
 class Load:
     """Threads that ask for answers all the time, and sort what they get."""
 
-    def __init__(self, server: Server, num_threads: int) -> None:
+    def __init__(self, server: Server, num_threads: int, streams: bool) -> None:
         self.outcomes: Counter[str] = Counter()
         self._server = server
+        self._streams = streams
         self._stopping = threading.Event()
-        self._threads = [threading.Thread(target=self._ask, args=(i,)) for i in range(num_threads)]
+        self._threads = [threading.Thread(target=self._ask) for _ in range(num_threads)]
         for thread in self._threads:
             thread.start()
 
@@ -104,19 +105,18 @@ class Load:
         before = self.outcomes["answered"]
         assert eventually(lambda: self.outcomes["answered"] > before, within=LOADING), self.outcomes
 
-    def _ask(self, number: int) -> None:
-        streams = number % 2 == 0
+    def _ask(self) -> None:
+        body = {"prompt": "Once upon a time", "max_tokens": 60, "ignore_eos": True, "stream": self._streams}
         with httpx.Client(base_url=self._server.url, timeout=LOADING) as client:
             while not self._stopping.is_set():
-                body = {"prompt": "Once upon a time", "max_tokens": 60, "ignore_eos": True, "stream": streams}
                 try:
                     response = client.post(TEXT, json=body)
                 except httpx.HTTPError as error:
                     self.outcomes[f"unanswered: {error!r}"] += 1
                     continue
-                self.outcomes[_outcome(response, streams)] += 1
+                self.outcomes[_outcome(response, self._streams)] += 1
                 if response.status_code == 503:
-                    self._stopping.wait(0.1)
+                    self._stopping.wait(0.5)
 
 
 def _outcome(response: httpx.Response, streams: bool) -> str:
@@ -134,16 +134,16 @@ def _outcome(response: httpx.Response, streams: bool) -> str:
     return "answered" if last["choices"][0]["finish_reason"] == "length" else "cut short"
 
 
-def engine_kills(server: Server, num: int, num_threads: int = 8) -> dict[str, Any]:
+def engine_kills(server: Server, num: int, streams: bool, num_threads: int = 8) -> dict[str, Any]:
     """Whatever happens to engines, every request is answered, and the last engine is as good as the first."""
-    load = Load(server, num_threads)
+    load = Load(server, num_threads, streams)
     recoveries = []
     try:
         for _ in range(num):
             load.wait_for_answers()
             began = time.monotonic()
             server.kill_engine()
-            assert eventually(server.is_healthy, within=LOADING)
+            assert eventually(server.is_healthy, within=LOADING, every=0.2)
             recoveries.append(time.monotonic() - began)
         load.wait_for_answers()
     finally:
@@ -221,14 +221,14 @@ def tiny_pool(server: Server, num_requests: int) -> dict[str, Any]:
 
 
 def memory_slope(
-    server: Server, num_requests: int, warm_up: int, most: float, at_once: int = 8
+    server: Server, num_requests: int, warm_up: int, most: float, at_once: int = 16
 ) -> dict[str, Any]:
     """Resident memory of both processes over short requests, in bytes a request (least squares)."""
     pids = {"server": server.process.pid, "engine": server.engine_pid()}
     samples: dict[str, list[tuple[int, int]]] = {name: [] for name in pids}
 
     def ask(i: int) -> None:
-        body = {"prompt": f"{i} is", "max_tokens": 1 + i % 4, "stream": i % 2 == 0, "n": 1 + (i % 5 == 0)}
+        body = {"prompt": f"{i} is", "max_tokens": 1 + i % 4, "stream": i % 2 == 0}
         assert server.client.post(TEXT, json=body).status_code == 200
 
     batch = max(at_once, num_requests // 50)

@@ -32,8 +32,8 @@ def test_a_full_queue(server: Server) -> None:
     scenarios.full_queue(server, num_open=20, num_refused=3)
 
 
-def test_engines_killed_under_load(server: Server) -> None:
-    scenarios.engine_kills(server, 2, num_threads=4)
+def test_an_engine_killed_under_load(server: Server) -> None:
+    scenarios.engine_kills(server, 1, streams=True, num_threads=4)
 
 
 def test_a_drain(server: Server) -> None:

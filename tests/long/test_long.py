@@ -42,8 +42,12 @@ def test_clients_that_leave_before_their_answer(server: Server, record: Record) 
     record("leaving an answer", figures)
 
 
-def test_20_engine_kills_under_load(server: Server, record: Record) -> None:
-    record("engine kills", scenarios.engine_kills(server, 20))
+@pytest.mark.parametrize("streams", [True, False])
+def test_ten_engine_kills_under_load(server: Server, record: Record, streams: bool) -> None:
+    record(
+        f"engine kills, {'streams' if streams else 'whole answers'}",
+        scenarios.engine_kills(server, 10, streams),
+    )
 
 
 def test_a_full_queue_and_a_drain(server: Server, record: Record) -> None:
@@ -58,4 +62,4 @@ def test_three_pages_under_50_requests(record: Record) -> None:
 
 def test_memory_over_5000_short_requests(record: Record) -> None:
     with running(real("--no-debug", "--log-level", "warning")) as server:
-        record("memory", scenarios.memory_slope(server, 5000, warm_up=1000, most=500))
+        record("memory", scenarios.memory_slope(server, 5000, warm_up=500, most=500))

@@ -31,6 +31,7 @@ def test_no_request_makes_the_server_fail(
                 *("--phases", "examples,coverage,fuzzing", "--generation-deterministic", "--no-color"),
                 *("--report", "ndjson", "--report-ndjson-path", str(events)),
             ],
+            cwd=tmp_path,  # it keeps what it found, and would begin with it the next time
             capture_output=True,
             text=True,
             timeout=1500,

@@ -10,7 +10,7 @@ import pytest
 from tiny_tokenizers import byte_level_metadata, write_tokenizer_folder, write_tokenizer_gguf
 from transformers import PreTrainedTokenizerFast
 
-from paceline.errors import RequestError
+from paceline.errors import CheckpointError, RequestError
 from paceline.tokenizer import load_tokenizer
 
 MESSAGES: list[dict[str, Any]] = [
@@ -74,6 +74,11 @@ def test_where_templates_come_from(tmp_path: Path) -> None:
     assert load_tokenizer(folder).apply_chat_template(MESSAGES, tools=TOOLS) == "with tools"
     (folder / "chat_template.jinja").write_text("from the file: {{ bos_token }}")
     assert load_tokenizer(folder).apply_chat_template(MESSAGES) == "from the file: <|begin|>"
+    (folder / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    with pytest.raises(CheckpointError, match=r"chat_template\.jinja: not UTF-8 text"):
+        load_tokenizer(folder)
+    with pytest.raises(CheckpointError, match="chat_template must be a text, or a list of objects"):
+        load_tokenizer(write_tokenizer_folder(tmp_path / "unnamed", chat_template=[{"name": "default"}]))
     metadata = {
         "tokenizer.chat_template": "{{ eos_token }}",
         "tokenizer.chat_templates": ["tool_use"],

@@ -173,9 +173,10 @@ def test_missing_shard_and_bad_index(tmp_path: Path) -> None:
     index.write_text(json.dumps({"weight_map": {"model.norm.weight": "../outside.safetensors"}}))
     with pytest.raises(CheckpointError, match="not the name of a file in this folder"):
         open_checkpoint(tmp_path)
-    index.write_text("{")
-    with pytest.raises(CheckpointError, match="not valid JSON"):
-        open_checkpoint(tmp_path)
+    for text in ("{", "[" * 100_000):
+        index.write_text(text)
+        with pytest.raises(CheckpointError, match="not valid JSON"):
+            open_checkpoint(tmp_path)
     index.unlink()
     with pytest.raises(CheckpointError, match=r"3 safetensors files but no model\.safetensors\.index"):
         open_checkpoint(tmp_path)

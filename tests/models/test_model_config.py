@@ -86,6 +86,9 @@ def test_refused_by_name(changes: dict[str, Any], named: str) -> None:
         config_from_hf(hf_config(**changes))
 
 
+WINDOWED = {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 32, "use_sliding_window": True}
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
@@ -101,6 +104,12 @@ def test_refused_by_name(changes: dict[str, Any], named: str) -> None:
         ({"rope_theta": -1.0}, "rope_theta"),
         ({"rope_scaling": {"rope_type": "linear"}}, "'factor' is missing"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": "4"}}, "factor must be a number"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": float("nan")}}, "factor must be a number"),
+        ({"rope_scaling": "linear"}, "must be an object, got 'linear'"),
+        ({"architectures": [7]}, r"architectures must be a list of names, got \[7\]"),
+        ({"architectures": True}, "architectures must be a list of names, got True"),
+        (WINDOWED | {"max_window_layers": "x"}, "max_window_layers must be a number, got 'x'"),
+        (WINDOWED | {"layer_types": 5}, "layer_types must be a list, got 5"),
     ],
 )
 def test_broken_fields_are_named(changes: dict[str, Any], named: str) -> None:

@@ -16,7 +16,14 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 BEHIND_UVICORN = {"httptools"}  # uvicorn's parser class, which ours derives from, imports it
 BEHIND_TRANSFORMERS = {"accelerate"}  # imported there to read GGUF models
-TOOLS = {"import-linter", "mypy", "pytest-timeout", "ruff"}  # run, or loaded as a plugin
+TOOLS = {
+    "import-linter",
+    "mypy",
+    "pytest-timeout",
+    "ruff",
+    "schemathesis",
+    "types-pyyaml",
+}  # run, or loaded as a plugin
 BENCHMARKS_OWN = {"llama-cpp-python", "llama-cpp"}  # one package; the second name where it is absent
 
 

@@ -77,6 +77,15 @@ def test_tiny_temperature_is_greedy(
 
 
 @both
+@pytest.mark.parametrize("top_p", [1e-30, 1e-45, 1e-300])
+def test_tiny_top_p_is_greedy(
+    implementation: Any, make_state: MakeState, random_logits: Any, top_p: float
+) -> None:
+    logits = random_logits(1, 3000)[0]
+    assert set(draw(implementation, logits, make_state(3000, {"top_p": top_p}))) == {int(logits.argmax())}
+
+
+@both
 def test_tiny_temperature_draws_among_equals(implementation: Any, make_state: MakeState) -> None:
     tokens = draw(implementation, torch.tensor([2.0, 1.0, 2.0]), make_state(3, {"temperature": 1e-6}))
     assert set(tokens) == {0, 2}
@@ -176,6 +185,34 @@ def test_unknown_token_ids_are_refused(token_id: int) -> None:
 
 def test_known_token_ids_pass() -> None:
     SamplingParams(logit_bias={0: 100.0, 99: -100.0}, stop_token_ids=(0, 99)).check_token_ids(100)
+
+
+@pytest.mark.parametrize(
+    ("param", "value", "words"),
+    [
+        ("stop", "END", "stop: expected `array`, got `str`"),
+        ("stop", [1], r"stop\[0\]: expected `str`, got `int`"),
+        ("temperature", "hot", "temperature: expected `float`, got `str`"),
+        ("logprobs", True, "logprobs: expected `int | null`, got `bool`"),
+        ("max_tokens", 3.5, "max_tokens: expected `int | null`, got `float`"),
+        ("seed", 0.5, "seed: expected"),
+        ("logit_bias", {"5": 1.0}, "logit_bias: expected `int`, got `str`"),
+        ("stop_token_ids", 5, "stop_token_ids: expected `array`, got `int`"),
+        ("grammar", "a+", "grammar: expected"),
+        ("top_k", 2**64, "top_k must be in"),
+        ("min_tokens", 2**64, "min_tokens must be in"),
+        ("n", 0, "n must be at least 1, got 0"),
+    ],
+)
+def test_values_of_a_wrong_type_or_size_stop_here(param: str, value: Any, words: str) -> None:
+    with pytest.raises(RequestError, match=words.replace("|", r"\|")) as caught:
+        SamplingParams(**{param: value})
+    assert (caught.value.param or "").startswith(param)
+
+
+def test_lists_become_tuples() -> None:
+    params = SamplingParams(stop=["a", "b"], stop_token_ids=[1])  # type: ignore[arg-type]
+    assert (params.stop, params.stop_token_ids) == (("a", "b"), (1,))
 
 
 def test_logprobs_are_the_log_softmax(random_logits: Any) -> None:

@@ -255,6 +255,46 @@ class TestDocument:
             assert response.status_code == (200 if method == "get" else 400), path
             assert str(response.status_code) in methods[method]["responses"]
 
+    def test_its_examples_are_answered(self, served: Served) -> None:
+        for path, schema in bodies_in(served):
+            [example] = schema["examples"]
+            post_json(served, path, example)
+
+    def test_its_bounds_are_the_servers(self, served: Served) -> None:
+        needed = {
+            "best_of": {"n": 1},
+            "max_completion_tokens": {"max_tokens": None},
+            "top_logprobs": {"logprobs": True},
+        }
+        bounded = [
+            (path, schema["examples"][0], field, kind)
+            for path, schema in bodies_in(served)
+            for field, described in schema.get("properties", {}).items()
+            for kind in described.get("anyOf", [])
+            if {"minimum", "exclusiveMinimum"} & set(kind)
+        ]
+        assert len(bounded) == 26
+        for path, example, field, kind in bounded:
+            echo = {"echo": True} if (path, field) == ("/v1/completions", "max_tokens") else {}
+            body = example | needed.get(field, {}) | echo
+            outside = [kind["minimum"] - 1 if "minimum" in kind else kind["exclusiveMinimum"]]
+            outside += [kind["maximum"] + 1] if "maximum" in kind else []
+            for value in outside:
+                response = served.client.post(path, json=body | {field: value})
+                assert response.status_code == 400, (field, value)
+                assert field in response.json()["error"]["param"], (field, value)
+            for edge in {"minimum", "maximum"} & set(kind):
+                post_json(served, path, body | {field: kind[edge]})
+
+
+def bodies_in(served: Served) -> list[tuple[str, dict[str, Any]]]:
+    """Each path that takes a body, with the schema of it."""
+    document = served.client.get("/openapi.json").json()
+    posts = {path: methods["post"] for path, methods in document["paths"].items() if "post" in methods}
+    contents = {path: post["requestBody"]["content"]["application/json"] for path, post in posts.items()}
+    names = {path: content["schema"]["$ref"].rpartition("/")[2] for path, content in contents.items()}
+    return [(path, document["components"]["schemas"][name]) for path, name in names.items()]
+
 
 def post_json(served: Served, path: str, body: Any) -> Any:
     response = served.client.post(path, json=body)

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from served import Served, eventually
+from tiny_model import TEMPLATE
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
@@ -160,6 +161,12 @@ class TestAnswers:
         listed = served.client.get("/v1/models").json()
         assert [(m["id"], m["max_model_len"]) for m in listed["data"]] == [("tiny", 4096)]
         assert served.client.get("/v1/models/tiny").json() == listed["data"][0]
+
+    def test_tokenizer_info(self, served: Served) -> None:
+        info = served.client.get("/tokenizer_info").json()
+        assert info["eos_token"] == "<|im_end|>"
+        assert info["bos_token"] is info["unk_token"] is info["pad_token"] is None
+        assert info["chat_template"] == TEMPLATE
 
     def test_health_and_version(self, served: Served) -> None:
         assert served.client.get("/health").json() == {"status": "ok"}
@@ -324,6 +331,18 @@ class TestRefusals:
         response = served.client.post(TEXT, content=body)
         assert response.status_code == 400
         assert "not valid JSON" in response.json()["error"]["message"]
+
+    @pytest.mark.parametrize("field", ["guided_json", "prompt", "metadata"])
+    def test_nested_too_deep(self, served: Served, field: str) -> None:
+        body = b'{"prompt": "a", "%s": %s1%s}' % (field.encode(), b'{"a":' * 50_000, b"}" * 50_000)
+        response = served.client.post(TEXT, content=body)
+        assert response.status_code == 400
+        assert response.json()["error"]["type"] == "invalid_request_error"
+
+    def test_whole_numbers_that_no_process_can_read(self, served: Served) -> None:
+        for field in ("top_k", "min_tokens", "max_tokens", "n"):
+            response = served.client.post(TEXT, json=text_body() | {"max_tokens": None, field: 2**70})
+            assert (response.status_code, response.json()["error"]["param"]) == (400, field)
 
     def test_unpaired_surrogate(self, served: Served) -> None:
         assert served.client.post(TEXT, content=rb'{"prompt": "\ud800"}').status_code == 400

@@ -88,6 +88,30 @@ def test_stream_yields_as_it_goes_and_aborts_when_left(tiny: LLM, tmp_path: Path
     assert (tmp_path / "journal").read_text().splitlines()[-1].startswith("abort")
 
 
+def test_streams_may_be_read_in_turns(tiny: LLM) -> None:
+    first, second = (tiny.stream(prompt, SamplingParams(max_tokens=12)) for prompt in ("ab", "cd"))
+    ones, twos = [next(first).text], [next(second).text]
+    assert tiny.generate("ef", SamplingParams(max_tokens=16), progress=False)[0].text == "ef" * 8
+    ones.append(next(first).text)
+    twos += [delta.text for delta in second]
+    ones += [delta.text for delta in first]
+    assert ("".join(ones), "".join(twos)) == ("ab" * 6, "cd" * 6)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "words"),
+    [
+        (None, "prompts must be a text, token ids or a list of these, got NoneType"),
+        ([1, "a"], r"prompts\[0\]: a prompt must be a text or a list of token ids"),
+        (["a", [1.5]], r"prompts\[1\]: a prompt must be a text or a list of token ids"),
+        ([{"prompt": "a"}], r"prompts\[0\]: a prompt must be"),
+    ],
+)
+def test_what_is_no_prompt_is_refused(tiny: LLM, prompts: Any, words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        tiny.generate(prompts, progress=False)
+
+
 def test_a_prompt_that_is_too_long_is_named_before_anything_runs(tiny: LLM, tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"prompts\[1\]: the prompt has 4096 tokens"):
         tiny.generate(["ok", "x" * 4096], progress=False)
@@ -130,6 +154,15 @@ def test_progress_shows_the_rate(tiny: LLM, capsys: pytest.CaptureFixture[str]) 
 def test_settings_are_checked_and_a_closed_object_says_so(make_llm: Any) -> None:
     with pytest.raises(ConfigError, match="page_size must be a power of two, got 3"):
         make_llm(page_size=3)
+    for name, value, kind in (
+        ("threads", 1.5, "a whole number"),
+        ("page_size", True, "a whole number"),
+        ("max_queue", None, "a whole number"),
+        ("debug", "no", "true or false"),
+        ("model", 5, "text"),
+    ):
+        with pytest.raises(ConfigError, match=f"{name} must be {kind}, got {value!r}"):
+            EngineConfig(**{name: value})
     with pytest.raises(TypeError, match="no_such_setting"):
         make_llm(no_such_setting=1)
     made = make_llm()

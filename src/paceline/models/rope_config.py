@@ -5,6 +5,7 @@ Does not know how the tables are computed (`rope`), and imports no torch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
@@ -155,5 +156,5 @@ def _check_numbers(values: Mapping[str, Any]) -> None:
     for key, value in values.items():
         if key == "truncate":
             continue
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
             raise ModelError(f"{key} must be a number above 0, got {value!r}")

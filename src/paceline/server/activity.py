@@ -22,7 +22,9 @@ class Activity:
         if stats.num_running + stats.num_waiting == 0:
             self._since = None
             return None
-        if self._since is None:
+        if (
+            self._since is None or stats.num_generated_tokens < self._tokens_then
+        ):  # a new engine counts from 0
             self._since, self._tokens_then = now, stats.num_generated_tokens
             return None
         elapsed = now - self._since

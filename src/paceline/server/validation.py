@@ -32,6 +32,8 @@ def decode(body: bytes, kind: type[T]) -> T:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         raise _explain(str(error)) from None
+    except RecursionError:
+        raise RequestError(None, "the body nests objects or arrays too deep") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RequestError(None, f"the body is not valid JSON: {error}") from None
 

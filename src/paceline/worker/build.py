@@ -78,6 +78,7 @@ def build_worker(config: EngineConfig, progress: bool = False) -> tuple[ModelWor
     started = time.perf_counter()
     with open_checkpoint(path) as checkpoint:
         model_config = checkpoint.config
+        model_config.context_length(config.max_model_len)  # refused now, not after loading
         dtype = torch.float32 if config.precision == "fp32" else torch.bfloat16
         packed = _packed(config, checkpoint)
         if config.reproducible:
@@ -180,11 +181,10 @@ def _sizes(config: EngineConfig, model: ModelConfig, device: torch.device, dtype
     kv_tokens = config.kv_cache_tokens or _default_kv_tokens(config, model, device, dtype)
     num_pages = -(-kv_tokens // config.page_size)
     capacity = num_pages * config.page_size
-    asked = config.max_model_len
+    length, asked = model.context_length(config.max_model_len), config.max_model_len
     if asked is not None and asked > capacity:
         raise ConfigError(f"max_model_len {asked} needs kv_cache_tokens of at least as many, got {kv_tokens}")
-    length = min(model.context_length(asked), capacity)
-    return ModelInfo(length, num_pages + 1, model.eos_token_ids, model.vocab_size)
+    return ModelInfo(min(length, capacity), num_pages + 1, model.eos_token_ids, model.vocab_size)
 
 
 def _default_kv_tokens(

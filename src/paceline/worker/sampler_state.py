@@ -30,6 +30,7 @@ _GREEDY_INTS = (0, 0, 0, 0, 0, 0)
 # (logit - max) is scaled in fp32: beyond this the product of a zero gap would be 0 * inf. A gap of
 # one fp32 ulp at 1e-7 is already worth 1e23 then, so temperature 1e-40 is as greedy as 1e-30.
 _MAX_INV_TEMPERATURE = 1e30
+_TINY = 2.0**-126  # the least normal fp32: a factor above 0 must not become 0 on its way to the row
 _ALWAYS = 2**62
 
 
@@ -116,9 +117,9 @@ class SamplerState:
         top_k = params.top_k if 0 < params.top_k < self.vocab_size else 0
         floats = (
             min(1.0 / temperature, _MAX_INV_TEMPERATURE) if temperature > 0.0 else 0.0,
-            params.top_p,
+            max(params.top_p, _TINY),
             params.min_p,
-            params.repetition_penalty,
+            max(params.repetition_penalty, _TINY),
             params.frequency_penalty,
             params.presence_penalty,
         )
