@@ -47,7 +47,7 @@ def fake_python(folder: Path, name: str, script: str) -> Path:
 
 
 def test_help_lists_every_target(copy: Path) -> None:
-    listed = set(re.findall(r"^  (\w+)  ", make(copy).stdout, re.MULTILINE))
+    listed = set(re.findall(r"^  ([\w-]+) ", make(copy).stdout, re.MULTILINE))
     phony = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert phony is not None
     assert listed == set(phony[1].split())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -144,7 +145,12 @@ def test_an_engine_that_fails_says_so(tiny: LLM) -> None:
         tiny.generate("ab", progress=False)
 
 
-def test_progress_shows_the_rate(tiny: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_shows_the_rate(
+    tiny: LLM, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny.generate(["ab"] * 3, SamplingParams(max_tokens=5))
+    assert capsys.readouterr().err == ""  # nobody watches a file
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     tiny.generate(["ab"] * 3, SamplingParams(max_tokens=5))
     shown = capsys.readouterr().err
     assert "3/3" in shown
