@@ -61,7 +61,7 @@ def test_three_pages_under_50_requests(record: Record) -> None:
 
 
 def test_memory_over_5000_short_requests(record: Record) -> None:
-    # A small pool, all of which the warm-up touches: a large one is taken from the system page by page.
+    # The warm-up fills the pool and the caches of programs by size, which are bounded and take their time.
     pool = ("--kv-cache-tokens", "2048", "--max-model-len", "1024")
     with running(real("--no-debug", "--log-level", "warning", *pool)) as server:
-        record("memory", scenarios.memory_slope(server, 5000, warm_up=500, most=500))
+        record("memory", scenarios.memory_slope(server, 5000, warm_up=3000, most=500))
