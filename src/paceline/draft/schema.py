@@ -11,6 +11,7 @@ import torch
 
 from paceline.draft.config import Eagle3Config
 from paceline.errors import CheckpointError, UnsupportedModelError
+from paceline.models.schema import layer_shapes
 
 EMBEDDING = "embed_tokens.weight"
 HEAD = "lm_head.weight"
@@ -49,28 +50,9 @@ def weight_shapes(config: Eagle3Config) -> dict[str, tuple[int, ...]]:
 
 
 def _layer_shapes(config: Eagle3Config) -> dict[str, tuple[int, ...]]:
-    hidden, inner = config.hidden_size, config.intermediate_size
-    q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    shapes: dict[str, tuple[int, ...]] = {
-        "input_layernorm.weight": (hidden,),
-        "hidden_norm.weight": (hidden,),
-    }
-    for name, rows in (("q", q_size), ("k", kv_size), ("v", kv_size)):
-        shapes[f"self_attn.{name}_proj.weight"] = (rows, 2 * hidden)
-        if config.qkv_bias:
-            shapes[f"self_attn.{name}_proj.bias"] = (rows,)
-    if config.qk_norm:
-        shapes["self_attn.q_norm.weight"] = (config.head_dim,)
-        shapes["self_attn.k_norm.weight"] = (config.head_dim,)
-    shapes["self_attn.o_proj.weight"] = (hidden, q_size)
-    if config.o_bias:
-        shapes["self_attn.o_proj.bias"] = (hidden,)
-    shapes["post_attention_layernorm.weight"] = (hidden,)
-    for name, rows, columns in (("gate", inner, hidden), ("up", inner, hidden), ("down", hidden, inner)):
-        shapes[f"mlp.{name}_proj.weight"] = (rows, columns)
-        if config.mlp_bias:
-            shapes[f"mlp.{name}_proj.bias"] = (rows,)
-    return shapes
+    """A decoder layer's, which reads pairs, and the norm of the pair's second half."""
+    shapes = layer_shapes(config, 2 * config.hidden_size)
+    return {**shapes, "hidden_norm.weight": (config.hidden_size,)}
 
 
 def canonical_name(name: str) -> str:

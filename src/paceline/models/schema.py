@@ -6,6 +6,7 @@ Names are Hugging Face's without the leading `model.`. Does not know where tenso
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Protocol
 
 from paceline.errors import CheckpointError
 from paceline.models.config import ModelConfig
@@ -18,19 +19,43 @@ def expected_shapes(config: ModelConfig) -> Shapes:
     hidden = config.hidden_size
     shapes: Shapes = {"embed_tokens.weight": (config.vocab_size, hidden)}
     for i in range(config.num_layers):
-        shapes |= {f"layers.{i}.{name}": shape for name, shape in _layer_shapes(config).items()}
+        shapes |= {f"layers.{i}.{name}": shape for name, shape in layer_shapes(config, hidden).items()}
     shapes["norm.weight"] = (hidden,)
     if not config.tie_word_embeddings:
         shapes["lm_head.weight"] = (config.vocab_size, hidden)
     return shapes
 
 
-def _layer_shapes(config: ModelConfig) -> Shapes:
+class LayerSizes(Protocol):
+    """What a decoder layer's shapes depend on: a model's configuration, or a draft head's."""
+
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def intermediate_size(self) -> int: ...
+    @property
+    def num_heads(self) -> int: ...
+    @property
+    def num_kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def qkv_bias(self) -> bool: ...
+    @property
+    def qk_norm(self) -> bool: ...
+    @property
+    def o_bias(self) -> bool: ...
+    @property
+    def mlp_bias(self) -> bool: ...
+
+
+def layer_shapes(config: LayerSizes, input_size: int) -> Shapes:
+    """One layer's tensors, whose q, k and v read `input_size` numbers. Matrices are [out, in]."""
     hidden, inner = config.hidden_size, config.intermediate_size
     q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     shapes: Shapes = {"input_layernorm.weight": (hidden,)}
     for name, rows in (("q", q_size), ("k", kv_size), ("v", kv_size)):
-        shapes[f"self_attn.{name}_proj.weight"] = (rows, hidden)
+        shapes[f"self_attn.{name}_proj.weight"] = (rows, input_size)
         if config.qkv_bias:
             shapes[f"self_attn.{name}_proj.bias"] = (rows,)
     if config.qk_norm:
