@@ -1,0 +1,283 @@
+"""The governor: at every step, the depth of each row that makes most tokens a second.
+
+    choose the rows' depths to maximise  E - lambda T        E expected tokens, T expected seconds of the step
+
+lambda is the *price* of a second: the best rate E / T that this load allows in steps without prompt tokens.
+In such a step the rule is argmax E / T. In a step that prompt tokens make long it is not: that time has to
+be spent whatever is drafted, and a token drafted now saves 1 / lambda seconds of some later step. (Fix how
+many prompt steps there are per token made, and minimise the time per token: this rule comes out.)
+
+On top of the choice, in this order: a load whose guard has tripped runs plain; depths without a served
+price are warmed up; rows draft in the shadow while none drafts in earnest; controls are interleaved.
+Between depths whose rates differ by less than the dead band, the one that ran stays. Rows with their own
+depth keep it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from paceline.policy.config import GovernorConfig
+from paceline.policy.cost import CostModel
+from paceline.policy.memory import Memory
+from paceline.policy.scene import Scene, Stage
+from paceline.policy.search import Choice, best_by_depth, group_depths, increments
+from paceline.policy.types import Decision, Load, Observation, PolicyError, Reason, RowView, check_depths
+from paceline.policy.warmup import CLOSE, INSURANCE, NUM_CLOSE, NUM_SEEN, NUM_VISITS, Warmup
+
+_Depths = Mapping[
+    int, tuple[int, int, int]
+]  # by code: depth of its first rows, their number, that of the others
+
+
+class _Plan(NamedTuple):
+    """A choice, and how long it is good for."""
+
+    until: int  # the last round
+    site: int
+    num_rows: int
+    depths: _Depths
+    choice: Choice
+    plain: Choice  # the same step without drafts, except by rows with their own depth
+
+
+class Governor:
+    """Measured cost and measured acceptance, against each other.
+
+    Args:
+        costs: from a calibration; None: a prior, which the first rounds correct.
+        depths: what a row may draft; 0 must be among them.
+
+    Raises:
+        PolicyError: 0 is not among the depths, or one is negative.
+    """
+
+    def __init__(
+        self,
+        costs: CostModel | None = None,
+        depths: tuple[int, ...] = (0, 1, 2, 3, 4),
+        config: GovernorConfig | None = None,
+    ) -> None:
+        self._depths = check_depths(depths)
+        self._config = config or GovernorConfig()
+        self._memory = Memory(costs or CostModel.prior(), self._depths, self._config)
+        self._stage = Stage(self._memory, self._depths, self._config.is_ragged)
+        self._warmup = Warmup(self._depths)
+        self._last_limit: dict[int, int] = {}  # deepest draft that was chosen, by site
+        self._plan: _Plan | None = None
+        self._now = 0
+        self._site = -1
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """The declared depths."""
+        return self._depths
+
+    @property
+    def num_rounds(self) -> int:
+        """Decisions made."""
+        return self._now
+
+    @property
+    def num_controls(self) -> int:
+        """Of them, those that were controls."""
+        return self._memory.guard.num_controls
+
+    @property
+    def num_trips(self) -> int:
+        """How often the guard has tripped."""
+        return self._memory.guard.num_trips
+
+    @property
+    def drift(self) -> float:
+        """How many times slower the machine has become since its costs were learnt."""
+        return self._memory.served.drift
+
+    def acceptance(self, drafter: str = "") -> tuple[float, ...]:
+        """a_1, a_2, ... of a drafter, over all rows."""
+        return self._memory.acceptance(self._memory.rows.drafter_of(drafter)).conditional
+
+    def observe(self, observation: Observation) -> None:
+        """Learn from a step that has run. See `types.Policy`."""
+        self._memory.observe(observation, self._now)
+
+    def decide(self, load: Load, rows: tuple[RowView, ...]) -> Decision:
+        """The depths of the next step. See `types.Policy`.
+
+        Raises:
+            PolicyError: the load is of another number of rows.
+        """
+        if load.num_rows != len(rows):
+            raise PolicyError(f"load has {load.num_rows} rows, and {len(rows)} are given")
+        self._now += 1
+        book = self._memory.rows
+        book.take(rows)
+        codes = book.codes()
+        if self._is_good(load, codes):
+            assert self._plan is not None
+            reason = Reason.PAYS if self._plan.choice.num_items else Reason.COSTS
+            return self._decision(load, codes, self._plan, reason)
+        scene = self._stage.scene(load, codes)
+        if scene.site != self._site:
+            self._site = scene.site
+            self._memory.shadows.wake(self._now)
+        plan = self._choose(scene)
+        self._plan = plan if scene.free and not load.num_prompt_tokens else None
+        if not scene.free:
+            has_pins = any(view.pinned is not None for view in rows)
+            return self._decision(load, codes, plan, Reason.PINNED if has_pins else Reason.CAPACITY)
+        return self._on_top(scene, plan)
+
+    def _is_good(self, load: Load, codes: list[int]) -> bool:
+        """Whether the last plan holds for this step, and nothing else is due in it."""
+        plan, now, memory = self._plan, self._now, self._memory
+        if plan is None or now > plan.until or load.num_rows != plan.num_rows or load.num_prompt_tokens:
+            return False
+        if self._config.warms_up and self._warmup.is_due(plan.site, now):
+            return False
+        if plan.choice.num_items:
+            if memory.guard.is_tripped(plan.site, now) or memory.guard.wants_control(plan.site, now):
+                return False
+        elif memory.shadows.is_due(now):
+            return False
+        return plan.depths.keys() >= set(codes)
+
+    def _choose(self, scene: Scene) -> _Plan:
+        """The best choice, or the one that ran before if it is nearly as good."""
+        items = increments(self._stage.groups(scene), self._depths) if scene.free else []
+        calm = scene.prices
+        if scene.load.num_prompt_tokens:
+            calm = self._stage.prices(scene.load._replace(num_prompt_tokens=0), scene.site)
+        choices = best_by_depth(items, scene.base, calm, self._depths)
+        price = max(choice.expected / choice.seconds for choice in choices)
+        if calm is not scene.prices:
+            choices = best_by_depth(items, scene.base, scene.prices, self._depths, price)
+        worth = [choice.expected - price * choice.seconds for choice in choices]
+        best = worth.index(max(worth))
+        last = self._last_limit.get(scene.site)
+        for i, choice in enumerate(choices):
+            least = worth[best] - self._config.dead_band * choice.expected
+            if choice.limit == last and worth[i] > least:
+                best = i
+        chosen = choices[best]
+        self._last_limit[scene.site] = chosen.limit
+        if self._config.is_ragged:
+            found = group_depths(items, chosen, len(scene.free))
+            depths = {code: of for (code, _), of in zip(scene.free, found, strict=True)}
+        else:
+            depths = self._same(scene, chosen.limit)
+        until = self._now + self._config.reuse - 1
+        return _Plan(until, scene.site, len(scene.codes), depths | self._own(scene), chosen, choices[0])
+
+    def _same(self, scene: Scene, depth: int) -> dict[int, tuple[int, int, int]]:
+        """The same depth for all rows that have none of their own, as far as they have room."""
+        return {
+            code: (min(depth, spelled.depth), 0, min(depth, spelled.depth)) for code, spelled in scene.free
+        }
+
+    def _own(self, scene: Scene) -> dict[int, tuple[int, int, int]]:
+        spelled = {code: self._memory.rows.decode(code) for code in scene.numbers if code < 0}
+        return {code: (own.depth, 0, own.depth) for code, own in spelled.items()}
+
+    def _on_top(self, scene: Scene, plan: _Plan) -> Decision:
+        """What overrules the choice."""
+        load, codes, guard = scene.load, scene.codes, self._memory.guard
+        plain = plan._replace(depths=self._same(scene, 0) | self._own(scene), choice=plan.plain)
+        if plan.choice.num_items and guard.is_tripped(scene.site, self._now):
+            return self._rest(scene, plain, Reason.GUARD)
+        depth = self._warmup_depth(scene, plan.choice)
+        if depth is not None:
+            warm = plan._replace(depths=self._same(scene, depth), choice=self._stage.uniform(scene, depth))
+            return self._decision(load, codes, warm, Reason.WARMUP)
+        if not plan.choice.num_items:
+            return self._rest(scene, plain, Reason.COSTS)
+        self._memory.shadows.stop()
+        is_clean = not load.num_prompt_tokens and not any(scene.base.rows)
+        if is_clean and guard.wants_control(scene.site, self._now):
+            guard.spend(self._now)
+            return self._decision(load, codes, plain, Reason.GUARD, is_control=True)
+        return self._decision(load, codes, plan, Reason.PAYS)
+
+    def _rest(self, scene: Scene, plain: _Plan, reason: Reason) -> Decision:
+        """No row drafts in earnest; some may in the shadow."""
+        shadow: tuple[int, ...] = ()
+        shadows, states = self._memory.shadows, self._memory.rows.states
+        if shadows.is_due(self._now):
+            deep = {code for code, spelled in scene.free if spelled.depth == self._depths[-1]}
+            allowed = [i for i, code in enumerate(scene.codes) if code in deep]
+            shadow = shadows.plan(
+                self._now,
+                keys=[state.view.key for state in states],
+                order=sorted(allowed, key=lambda i: states[i].reached),
+                depth=self._depths[-1],
+                seconds_of=lambda num: self._stage.shadow_seconds(scene, num),
+            )
+        if shadow and reason is Reason.COSTS:
+            reason = Reason.PROBE
+        return self._decision(scene.load, scene.codes, plain, reason, shadow)
+
+    def _warmup_depth(self, scene: Scene, choice: Choice) -> int | None:
+        """The depth to run so as to learn what it costs or yields; None: nothing is to be learnt now."""
+        site, now = scene.site, self._now
+        is_clean = len(scene.free) == len(scene.numbers) and not scene.load.num_prompt_tokens
+        if not (self._config.warms_up and is_clean and self._warmup.is_due(site, now)):
+            return None
+        memory, best = self._memory, choice.expected / choice.seconds
+
+        def rate(depth: int, is_optimistic: bool) -> float:
+            uniform = self._stage.uniform(scene, depth, is_optimistic)
+            return uniform.expected / uniform.seconds
+
+        def wanted(depth: int) -> int:
+            if rate(depth, False) >= CLOSE * best:
+                return NUM_CLOSE
+            return NUM_VISITS if rate(depth, True) * INSURANCE >= best else 0
+
+        def in_doubt() -> int | None:
+            num_seen = min(memory.acceptance(spelled.drafter).num_seen for _, spelled in scene.free)
+            if choice.num_items or num_seen >= NUM_SEEN:
+                return None
+            depth = max(self._depths, key=lambda depth: rate(depth, True))
+            return depth if rate(depth, True) > best else None
+
+        return self._warmup.depth(
+            site, now, lambda depth: memory.served.num_visits(site, depth), wanted, in_doubt
+        )
+
+    def _decision(
+        self,
+        load: Load,
+        codes: list[int],
+        plan: _Plan,
+        reason: Reason,
+        shadow: tuple[int, ...] = (),
+        is_control: bool = False,
+    ) -> Decision:
+        drift = self._memory.served.drift
+        return Decision(
+            load=load,
+            rows=self._memory.rows.views,
+            depths=_spread(plan.depths, codes),
+            reason=reason,
+            shadow=shadow,
+            shadow_depth=self._depths[-1] if shadow else 0,
+            is_control=is_control,
+            predicted_tokens=plan.choice.expected,
+            predicted_seconds=plan.choice.seconds * drift,
+            plain_seconds=plan.plain.seconds * drift,
+        )
+
+
+def _spread(depths: _Depths, codes: list[int]) -> tuple[int, ...]:
+    """The depths of rows with these codes."""
+    table = {code: other for code, (_, _, other) in depths.items()}
+    spread = list(map(table.__getitem__, codes))
+    for code, (first, num, other) in depths.items():
+        if first == other:
+            continue
+        at = -1
+        for _ in range(min(num, codes.count(code))):  # a plan that is used again may meet fewer of them
+            at = codes.index(code, at + 1)
+            spread[at] = first
+    return tuple(spread)

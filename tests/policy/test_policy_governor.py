@@ -1,0 +1,347 @@
+"""The governor against a server whose truth it does not know."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from policy_simulator import COMMON, TRUTH, Server, same
+
+from paceline.policy import (
+    AcceptanceConfig,
+    CostModel,
+    Curve,
+    Governor,
+    GovernorConfig,
+    Load,
+    Observation,
+    PolicyError,
+    Reason,
+    RowView,
+    ShadowResult,
+)
+from paceline.policy import rows as rows_module
+
+EASY, HOPELESS = (0.9, 0.9, 0.9, 0.9), (0.03, 0.03, 0.03, 0.03)
+
+
+def lying(num_rows: int, plain: float = 1.0, drafted: float = 1.0) -> CostModel:
+    """`TRUTH`, but steps of up to `num_rows` tokens cost `plain` times what they do, others `drafted`."""
+    sizes = sorted({*range(1, 65), num_rows, 128, 256, 512})
+    return CostModel(
+        tokens=Curve([(n, TRUTH.tokens(n) * (plain if n <= num_rows else drafted)) for n in sizes]),
+        drafts={"": tuple(Curve([(n, drafted * s) for n, s in c.points]) for c in TRUTH.drafts[""])},
+        row_seconds=TRUTH.row_seconds,
+        context_seconds=TRUTH.context_seconds,
+    )
+
+
+def prior(chance: float) -> GovernorConfig:
+    """As sure of a chance as a hundred rounds would make it."""
+    return GovernorConfig(acceptance=AcceptanceConfig(prior=chance, prior_weight=100))
+
+
+class TestLies:
+    """A loss of less than 5 % against the best fixed depth after 200 rounds, whatever it was told."""
+
+    @pytest.mark.parametrize("num_rows", [1, 3, 16])
+    @pytest.mark.parametrize("chances", [(0.3, 0.35, 0.4, 0.4), (0.6, 0.6, 0.65, 0.7), (0.85,) * 4], ids=str)
+    @pytest.mark.parametrize(
+        "lie",
+        ["none", "no calibration", "plain x 3", "plain / 3", "drafted x 3", "drafted / 3", "a x 3", "a / 3"],
+    )
+    def test_the_loss_is_small(self, num_rows: int, chances: tuple[float, ...], lie: str) -> None:
+        model: CostModel | None = {
+            "plain x 3": lying(num_rows, plain=3),
+            "plain / 3": lying(num_rows, plain=1 / 3),
+            "drafted x 3": lying(num_rows, drafted=3),
+            "drafted / 3": lying(num_rows, drafted=1 / 3),
+            "no calibration": None,
+        }.get(lie, TRUTH)
+        config = {"a x 3": prior(min(0.95, 3 * chances[0])), "a / 3": prior(chances[0] / 3)}.get(lie)
+        server = Server(Governor(model, config=config), chances=same(*chances), seed=num_rows)
+        server.run(200, num_rows)
+        assert server.against_best(300, num_rows) > 0.95
+
+
+class TestLoad:
+    @pytest.mark.parametrize("lag", [0, 1])
+    def test_back_at_the_right_depth_as_soon_as_the_load_leaves(self, lag: int) -> None:
+        """Four minutes at 48 requests, served at depth 0; before that, a short while alone."""
+        server = Server(Governor(TRUTH), lag=lag)
+        server.run(150, 1)
+        server.run(3000, 48)
+        assert sum(server.times[150:]) > 180
+        assert Counter(d.depth for d in server.decisions[1000:])[0] > 1900
+        begin = len(server.decisions)
+        server.run(60, 1)
+        best = server.best(1)
+        assert Counter(d.depth for d in server.decisions[begin + 10 :]).most_common(1)[0][0] == best
+        assert Counter(d.depth for d in server.decisions[begin : begin + 10])[best] >= 6
+
+    def test_acceptance_that_changes_while_off_is_noticed(self) -> None:
+        chances = [HOPELESS]
+        server = Server(Governor(TRUTH), chances=lambda request: chances[0])
+        server.run(400, 24)
+        assert Counter(d.depth for d in server.decisions[200:])[0] > 190
+        chances[0] = EASY
+        server.run(2000, 24)
+        assert Counter(d.depth for d in server.decisions[-300:])[0] < 30
+        assert server.against_best(300, 24) > 0.95
+
+    def test_and_when_it_becomes_hopeless_drafting_stops(self) -> None:
+        chances = [EASY]
+        server = Server(Governor(TRUTH), chances=lambda request: chances[0])
+        server.run(300, 2)
+        chances[0] = HOPELESS
+        server.run(250, 2)
+        assert server.against_best(200, 2) > 0.95
+
+    def test_a_slower_machine_changes_nothing(self) -> None:
+        governor = Governor(TRUTH)
+        server = Server(governor)
+        server.run(300, 2)
+        server.truth = replace(
+            TRUTH,
+            tokens=Curve([(n, 2 * s) for n, s in TRUTH.tokens.points], TRUTH.tokens.stairs),
+            drafts={"": tuple(Curve([(n, 2 * s) for n, s in c.points]) for c in TRUTH.drafts[""])},
+        )
+        server.run(100, 2)
+        assert server.against_best(200, 2) > 0.97
+        assert governor.drift == pytest.approx(1.8, abs=0.25)
+
+
+class TestBounds:
+    def test_shadows_cost_at_most_three_in_a_thousand(self) -> None:
+        server = Server(Governor(TRUTH), chances=same(*HOPELESS))
+        server.run(2500, 16)
+        spent = sum(TRUTH.draft_seconds([len(d.shadow)] * d.shadow_depth) for d in server.decisions)
+        assert 0 < spent / sum(server.times) <= 0.003
+        assert all(d.reason is Reason.PROBE for d in server.decisions if d.shadow)
+        assert all(d.depth == 0 for d in server.decisions if d.shadow)
+
+    def test_controls_are_at_most_five_in_a_thousand(self) -> None:
+        server = Server(Governor(TRUTH))
+        server.run(3000, 1)
+        controls = [d.is_control for d in server.decisions]
+        assert 0 < sum(controls) <= 0.005 * len(controls)
+        assert all(d.depth == 0 for d in server.decisions if d.is_control)
+
+    def test_warm_up_ends(self) -> None:
+        server = Server(Governor(TRUTH))
+        server.run(1500, 4)
+        assert all(d.reason is not Reason.WARMUP for d in server.decisions[600:])
+
+    def test_no_warm_up_if_it_is_not_wanted(self) -> None:
+        server = Server(Governor(TRUTH, config=GovernorConfig(warms_up=False)))
+        server.run(200, 4)
+        assert server.share(Reason.WARMUP) == 0
+
+
+class TestGuard:
+    def test_a_policy_that_is_told_lies_for_ever_loses_little(self) -> None:
+        """It hears that drafts are free and always right; only the clock and the words say otherwise."""
+        governor = Governor(TRUTH, config=GovernorConfig(warms_up=False))
+
+        class Flattered(Server):
+            def round(self, num_rows: int, num_prompt_tokens: int = 0):  # type: ignore[no-untyped-def]
+                decision = super().round(num_rows, num_prompt_tokens)
+                governor._memory.acceptance(0).add([(governor._memory.rows.states[0], 4, 4)] * 50)
+                return decision
+
+        server = Flattered(governor, chances=same(*HOPELESS))
+        server.run(1500, 2)
+        assert governor.num_trips >= 1
+        assert server.against_best(3000, 2) > 0.85
+        assert server.share(Reason.GUARD) > 0.5
+
+    def test_it_lets_go_again(self) -> None:
+        server = Server(Governor(TRUTH))
+        server.run(200, 1)
+        site = server.policy._memory.guard._sites[1]  # type: ignore[attr-defined]
+        site.blocked_until = 400
+        server.run(150, 1)
+        assert {d.reason for d in server.decisions[201:300]} == {Reason.GUARD}
+        server.run(200, 1)
+        assert server.decisions[-1].reason is Reason.PAYS
+
+
+class TestRagged:
+    def test_rows_that_differ_get_different_depths(self) -> None:
+        def mixed(request: int) -> tuple[float, ...]:
+            return EASY if request % 2 else HOPELESS
+
+        server = Server(Governor(TRUTH), chances=mixed)
+        server.run(200, 2)
+        assert server.against_best(300, 2) > 1.1
+        assert server.decisions[-1].depths[0] < server.decisions[-1].depths[1]
+        uniform = Server(Governor(TRUTH, config=GovernorConfig(is_ragged=False)), chances=mixed)
+        uniform.run(200, 2)
+        assert uniform.against_best(300, 2) > 0.97
+        assert all(len(set(d.depths)) == 1 for d in uniform.decisions)
+
+    def test_prompts_are_priced(self) -> None:
+        """Beside a prompt a token more has no stair to climb: rows draft that would not in a step alone."""
+        server = Server(Governor(TRUTH))
+        server.run(300, 3)
+        alone = server.round(3)
+        beside = server.round(3, num_prompt_tokens=256)
+        assert sum(beside.depths) > sum(alone.depths)
+        assert beside.predicted_seconds is not None
+        assert beside.predicted_seconds > 0.2
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.data())
+def test_never_a_depth_that_is_not_declared_or_has_no_room(data: st.DataObject) -> None:
+    depths = data.draw(st.sampled_from([(0, 1, 3), (0, 2), (0, 1, 2, 3, 4), (0, 5)]))
+    governor = Governor(TRUTH, depths=depths, config=GovernorConfig(is_ragged=data.draw(st.booleans())))
+    draw = random.Random(data.draw(st.integers(0, 1000)))
+    for _ in range(40):
+        rows = tuple(
+            RowView(
+                draw.randrange(12),
+                draw.choice([0, 1, 2, 3, 4, 9]),
+                draw.choice([None, None, None, 0, 1, 2, 7]),
+                draw.choice(["", "ngram"]),
+            )
+            for _ in range(draw.randrange(7))
+        )
+        rows = tuple({row.key: row for row in rows}.values())
+        decision = governor.decide(Load(len(rows), 100 * len(rows), draw.choice([0, 0, 64])), rows)
+        assert decision.rows == rows
+        for row, depth in zip(rows, decision.depths, strict=True):
+            assert depth in depths
+            assert depth <= row.max_depth
+            if row.pinned is not None:
+                assert depth == max(d for d in depths if d <= min(row.pinned, row.max_depth))
+        assert all(rows[i].pinned is None and rows[i].max_depth >= depths[-1] for i in decision.shadow)
+        accepted = tuple(draw.randint(0, depth) for depth in decision.depths)
+        seconds = None if draw.random() < 0.2 else 0.01 * (1 + draw.random())
+        cut = tuple(i for i in range(len(rows)) if draw.random() < 0.1)
+        shadows = tuple(ShadowResult(rows[i].key, draw.randrange(50), depths[-1], 0) for i in decision.shadow)
+        governor.observe(Observation(decision, accepted, seconds, cut=cut, shadows=shadows))
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 1000), st.permutations(range(6)))
+def test_the_order_of_rows_does_not_matter(seed: int, order: list[int]) -> None:
+    """Two governors see the same rounds, one with its rows in another order."""
+    draw = random.Random(seed)
+    one, other = Governor(TRUTH), Governor(TRUTH)
+    rows = tuple(RowView(i, 4 if i else 2) for i in range(6))
+    turned = tuple(rows[i] for i in order)
+    for _ in range(60):
+        load = Load(6, 600)
+        a, b = one.decide(load, rows), other.decide(load, turned)
+        assert a.reason is b.reason
+        assert sorted(a.depths) == sorted(b.depths)
+        assert a.predicted_seconds == pytest.approx(b.predicted_seconds)
+        accepted = {
+            row.key: min(depth, draw.randint(0, 4)) for row, depth in zip(rows, a.depths, strict=True)
+        }
+        seconds = 0.01 * draw.gauss(1, 0.05)
+        one.observe(Observation(a, tuple(accepted[row.key] for row in rows), seconds))
+        b_depths = {row.key: depth for row, depth in zip(rows, a.depths, strict=True)}
+        other.observe(
+            Observation(
+                b,
+                tuple(accepted[row.key] for row in turned),
+                seconds,
+                verified=tuple(b_depths[row.key] for row in turned),
+            )
+        )
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.floats(0.05, 0.9), st.floats(0, 0.09), st.sampled_from([1, 2, 3, 5, 8, 16]))
+def test_better_acceptance_never_turns_drafting_off_nor_lowers_the_rate(
+    chance: float, more: float, num_rows: int
+) -> None:
+    decisions = []
+    for prior_chance in (chance, chance + more):
+        governor = Governor(TRUTH, config=prior(prior_chance))
+        rows = tuple(RowView(i, 4) for i in range(num_rows))
+        decisions.append(governor.decide(Load(num_rows, 100 * num_rows), rows))
+    worse, better = decisions
+    assert worse.depth == 0 or better.depth > 0
+    assert worse.predicted_gain is not None
+    assert better.predicted_gain is not None
+    assert better.predicted_gain >= worse.predicted_gain - 1e-9
+
+
+def test_it_is_deterministic() -> None:
+    runs = [Server(Governor(TRUTH), seed=4) for _ in range(2)]
+    for server in runs:
+        server.run(400, 5)
+    assert [d.depths for d in runs[0].decisions] == [d.depths for d in runs[1].decisions]
+
+
+class TestReasons:
+    def test_pins_and_room(self) -> None:
+        governor = Governor(TRUTH)
+        pinned = governor.decide(Load(2, 0), (RowView("a", 4, 2), RowView("b", 1, 3)))
+        assert (pinned.depths, pinned.reason) == ((2, 1), Reason.PINNED)
+        full = governor.decide(Load(1, 0), (RowView("a", 0),))
+        assert (full.depths, full.reason) == ((0,), Reason.CAPACITY)
+        assert governor.decide(Load(0, 0), ()).reason is Reason.CAPACITY
+
+    def test_a_pinned_row_among_others(self) -> None:
+        governor = Governor(TRUTH)
+        server = Server(governor)
+        server.views[0] = RowView(0, 4, 3)
+        server.run(400, 2)
+        assert all(d.depths[0] == 3 for d in server.decisions)
+        assert governor.num_controls == 0
+
+    def test_rounds_and_their_predictions(self) -> None:
+        server = Server(Governor(TRUTH))
+        server.run(200, 1)
+        last = server.decisions[-1]
+        assert last.predicted_seconds == pytest.approx(
+            TRUTH.step_seconds(last.load, [("", last.depth)]), rel=0.1
+        )
+        assert last.predicted_gain == pytest.approx(
+            server.true_rate(1, last.depth) / server.true_rate(1, 0), rel=0.15
+        )
+        assert server.policy.num_rounds == 200  # type: ignore[attr-defined]
+        assert server.policy.depths == (0, 1, 2, 3, 4)  # type: ignore[attr-defined]
+        assert server.policy.acceptance()[0] == pytest.approx(0.6, abs=0.12)  # type: ignore[attr-defined]
+
+
+def test_wrong_arguments_are_refused() -> None:
+    with pytest.raises(PolicyError, match="begin at 0"):
+        Governor(depths=(1, 2))
+    with pytest.raises(PolicyError, match="begin at 0"):
+        Governor(depths=(-1, 0))
+    with pytest.raises(PolicyError, match="2 rows"):
+        Governor().decide(Load(2, 0), (RowView(1, 1),))
+    with pytest.raises(PolicyError, match="dead_band"):
+        GovernorConfig(dead_band=1)
+    with pytest.raises(PolicyError, match="reuse"):
+        GovernorConfig(reuse=0)
+
+
+def test_requests_that_are_gone_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows_module, "_MANY", 8)
+    governor = Governor(TRUTH)
+    late = None
+    for i in range(50):
+        decision = governor.decide(Load(1, 10), (RowView(i, 4),))
+        late = late or decision
+        governor.observe(Observation(decision, (0,), 0.01))
+    assert len(governor._memory.rows._known) <= 10
+    result = ShadowResult(0, 3, 4, 1)
+    governor.observe(
+        Observation(late, (0,), None, verified=(1,), drafted=(1,), shadows=(result, result._replace(start=5)))
+    )
+
+
+def test_depth_zero_alone_is_a_policy_too() -> None:
+    server = Server(Governor(TRUTH, depths=(0,)), chances=COMMON)
+    server.run(50, 2)
+    assert {d.depth for d in server.decisions} == {0}
