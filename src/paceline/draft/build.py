@@ -1,21 +1,24 @@
-"""From a draft on disk to a head that runs: types, devices, fused matrices, the target's tables.
+"""From a draft to a head that runs in torch: types, devices, fused matrices, the target's tables.
 
-Does not know files or formats (`checkpoint`).
+Does not know files or formats (`checkpoint`), nor heads on the packed kernels (`packed_weights`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol
 
 import torch
 
-from paceline.draft.checkpoint import Draft, open_draft
+from paceline.draft.checkpoint import Draft
 from paceline.draft.eagle3 import Eagle3Head, Eagle3Weights
-from paceline.draft.fields import Overrides
 from paceline.draft.schema import D2T, EMBEDDING, HEAD, LAYER
-from paceline.models.config import ModelConfig
+from paceline.kernels.simd import WIDTH
+from paceline.models.packed import PackedMatrix
 from paceline.models.weights import Matrix, Weights
+
+_ROWS_AT_ONCE = 64  # of a packed table: a tile of 16 is unpacked for each
 
 
 class Table(Protocol):
@@ -46,6 +49,38 @@ class DenseTable:
         return self.matrix(h)
 
 
+class PackedTable:
+    """A table in a kernel's layout, for a head that runs in torch beside a packed target. Exact as embedding;
+    as head through a copy rounded to bfloat16, made when first used.
+    """
+
+    def __init__(self, matrix: PackedMatrix) -> None:
+        self._matrix = matrix
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """See `Table`."""
+        out = torch.empty(len(token_ids), self._matrix.num_columns)
+        for begin in range(0, len(token_ids), _ROWS_AT_ONCE):
+            part = slice(begin, begin + _ROWS_AT_ONCE)
+            out[part] = self._rows(token_ids[part])
+        return out
+
+    def _rows(self, token_ids: torch.Tensor) -> torch.Tensor:
+        matrix, tiles = self._matrix, token_ids // WIDTH
+        codes, scales = (parts.index_select(0, tiles) for parts in (matrix.codes, matrix.scales))
+        picked = replace(matrix, num_rows=len(tiles) * WIDTH, codes=codes, scales=scales)
+        rows = picked.dequantize().view(len(tiles), WIDTH, -1)
+        return rows[torch.arange(len(tiles)), token_ids % WIDTH]
+
+    def project(self, h: torch.Tensor) -> torch.Tensor:
+        """See `Table`."""
+        return self._dense(h)
+
+    @cached_property
+    def _dense(self) -> Matrix:
+        return Matrix(None, self._matrix.dequantize(torch.bfloat16))
+
+
 @dataclass(frozen=True, slots=True)
 class TargetTables:
     """The target's tables, for a draft that stores none of its own."""
@@ -54,9 +89,17 @@ class TargetTables:
     head: Table
 
     @classmethod
-    def dense(cls, weights: Weights) -> TargetTables:
-        """Of a target whose tables are dense, as everywhere but on the packed CPU path."""
-        return cls(DenseTable(weights.embedding), DenseTable(weights.head))
+    def of(cls, weights: Weights) -> TargetTables:
+        """The tables of loaded weights, packed or dense; one where the model ties them."""
+        embedding = _table(weights.embedding)
+        return cls(embedding, embedding if weights.head is weights.embedding else _table(weights.head))
+
+
+def _table(matrix: Matrix) -> Table:
+    if matrix.dense is not None:
+        return DenseTable(matrix)
+    assert matrix.packed is not None
+    return PackedTable(matrix.packed)
 
 
 def build_head(
@@ -92,22 +135,6 @@ def build_head(
         vocabulary=(torch.arange(config.draft_vocab_size) + draft.tensors[D2T]).to(device),
     )
     return Eagle3Head(config, weights)
-
-
-def load_draft(
-    name: str,
-    target: ModelConfig,
-    tables: TargetTables,
-    *,
-    dtype: torch.dtype = torch.float32,
-    device: str = "cpu",
-    revision: str | None = None,
-    overrides: Overrides | None = None,
-    progress: bool = True,
-) -> Eagle3Head:
-    """`open_draft` and `build_head` in one; arguments and errors are theirs."""
-    draft = open_draft(name, target, revision=revision, overrides=overrides, progress=progress)
-    return build_head(draft, tables, dtype=dtype, device=device)
 
 
 class _Maker:

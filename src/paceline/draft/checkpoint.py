@@ -74,11 +74,15 @@ def open_draft(
     name: str,
     target: ModelConfig,
     *,
+    target_name: str | None = None,
     revision: str | None = None,
     overrides: Overrides | None = None,
     progress: bool = True,
 ) -> Draft:
     """Read the head `name`, a folder or a Hugging Face id, for `target`.
+
+    Args:
+        target_name: what its user calls the target, for messages.
 
     Raises:
         ModelNotFoundError: nothing of this name, or no config.json in it.
@@ -88,21 +92,21 @@ def open_draft(
     """
     path = resolve_model(name, revision, progress, allow_pickles=True)
     try:
-        return _read_folder(path, target, overrides or Overrides())
+        return _read_folder(path, target, target_name, overrides or Overrides())
     except ModelError as error:
         if str(path) in str(error):
             raise
         raise type(error)(f"{path}: {error}") from None
 
 
-def _read_folder(folder: Path, target: ModelConfig, overrides: Overrides) -> Draft:
+def _read_folder(folder: Path, target: ModelConfig, target_name: str | None, overrides: Overrides) -> Draft:
     if not (folder / CONFIG).is_file():
         raise ModelNotFoundError(f"{folder}: no {CONFIG} there; a draft head is a folder that has one")
     raw = read_json(folder / CONFIG)
     read_config = _reader(raw)
     tensors, file_names = _canonical(read_tensors(folder))
     config = read_config(raw, tensors, target, overrides)
-    check_target(config, target)
+    check_target(config, target, target_name)
     check_weights(config, tensors, file_names)
     return Draft(config, tensors)
 

@@ -128,24 +128,26 @@ class Eagle3Config:
         return len(self.capture_layer_ids) * self.target_hidden_size
 
 
-def check_target(config: Eagle3Config, target: ModelConfig) -> None:
+def check_target(config: Eagle3Config, target: ModelConfig, target_name: str | None = None) -> None:
     """Check that the head was made for a target of this shape.
+
+    Args:
+        target_name: what its user calls the target, for messages.
 
     Raises:
         ModelError: another target's vocabulary, hidden size or number of layers; named.
     """
+    another = "made for another target" + ("" if target_name is None else f" than {target_name}")
     if config.vocab_size != target.vocab_size:
-        raise ModelError(
-            f"made for another target: vocab_size is {config.vocab_size}, the target's {target.vocab_size}"
-        )
+        raise ModelError(f"{another}: vocab_size is {config.vocab_size}, the target's {target.vocab_size}")
     if config.target_hidden_size != target.hidden_size:
         raise ModelError(
-            f"made for another target: target_hidden_size is {config.target_hidden_size}, "
+            f"{another}: target_hidden_size is {config.target_hidden_size}, "
             f"the target's hidden_size {target.hidden_size}"
         )
     last = config.capture_layer_ids[-1]
     if last >= target.num_layers:
         raise ModelError(
-            f"made for another target: features are read after layer {last} (0-based), "
+            f"{another}: features are read after layer {last} (0-based), "
             f"the target has {target.num_layers} layers"
         )

