@@ -1,0 +1,1 @@
+"""Measuring: which depth pays at which load, on this machine or over HTTP, and saying so in pictures."""

@@ -1,0 +1,298 @@
+"""Engines in this process as arms: launched once, shared where they can be, driven step by step.
+
+Every fixed depth runs on one engine with its drafter loaded, the adaptive one's if there is one; `plain` is
+another, launched without a drafter. All have the same pages. One runs at a time.
+
+Knows nothing of rounds and passes, or of what the numbers are for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from paceline.bench.arms import Arm
+from paceline.bench.window import Sample, Speculation, Trace, sample
+from paceline.bench.workload import Job, Work
+from paceline.config import EngineConfig
+from paceline.engine.factory import BuiltEngine, Factory, StepEngine
+from paceline.engine.stats import SchedulerStats
+from paceline.errors import ConfigError, EngineDeadError, PacelineError, RequestError
+from paceline.prepare import ModelLimits, prepare
+from paceline.request import EngineRequest, SamplingParams
+from paceline.tokenizer import Tokenizer
+
+Clock: TypeAlias = Callable[[], float]
+Launch: TypeAlias = tuple[tuple[str, str], ...]
+
+
+class Encoder:
+    """Prompts as the model reads them: through its chat template if it has one."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._known: dict[str, list[int]] = {}
+
+    def encode(self, prompt: str) -> list[int]:
+        """Token ids of a user's message, with the opening of the answer."""
+        if prompt not in self._known:
+            if self._tokenizer.has_chat_template:
+                text = self._tokenizer.apply_chat_template([{"role": "user", "content": prompt}])
+                self._known[prompt] = self._tokenizer.encode(text, add_special_tokens=False)
+            else:
+                self._known[prompt] = self._tokenizer.encode(prompt)
+        return self._known[prompt]
+
+    def lengthen(self, prompt: str, filler: str, num_tokens: int) -> str:
+        """The prompt with filler before it, or its end alone, so that it encodes to about `num_tokens`."""
+        excess = len(self.encode(prompt)) - num_tokens
+        own = self._tokenizer.encode(prompt, add_special_tokens=False)
+        if excess >= 0:
+            return self._tokenizer.decode(own[min(excess, len(own) - 1) :])
+        ids = self._tokenizer.encode(filler, add_special_tokens=False)
+        while len(ids) < -excess:
+            ids += ids
+        return self._tokenizer.decode(ids[:-excess]) + "\n\n" + prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """An engine and the settings it has."""
+
+    config: EngineConfig
+    built: BuiltEngine
+
+
+class Engines:
+    """The engines that arms need, each launched when first asked for.
+
+    Args:
+        config: the settings common to all.
+        arms: all that will ask.
+    """
+
+    def __init__(self, config: EngineConfig, arms: Sequence[Arm], factory: Factory) -> None:
+        depths = [arm.depth for arm in arms if arm.depth is not None]
+        self._config = dataclasses.replace(config, max_depth=max([config.max_depth, *depths]))
+        self._factory = factory
+        self._launched: dict[Launch, Launched | Exception] = {}
+        self._host: Launch = ()  # where fixed depths run
+        for arm in arms:
+            if arm.role == "adaptive" and arm.url is None and _is_known(self._config, arm.launch):
+                self._host = arm.launch
+                break
+
+    @property
+    def draft(self) -> str | None:
+        """The drafter's name, once an engine has one."""
+        readies = [each.built.ready for each in self._launched.values() if isinstance(each, Launched)]
+        names = [ready.draft for ready in readies if ready.draft is not None and ready.max_depth > 0]
+        return Path(names[0]).name if names else None
+
+    def of(self, arm: Arm) -> Launched:
+        """The arm's engine.
+
+        Raises:
+            PacelineError: it cannot be launched, or has no drafter and needs one.
+        """
+        launched = self._launch_host() if arm.role == "fixed" else self._launch(arm.launch)
+        if arm.needs_drafter and launched.built.ready.max_depth == 0:
+            raise ConfigError("the engine has no drafter (--draft names one)")
+        return launched
+
+    def _launch_host(self) -> Launched:
+        try:
+            return self._launch(self._host)
+        except Exception:
+            if self._host == ():
+                raise
+            self._host = ()  # what keeps an adaptive engine from starting need not keep others
+            return self._launch(self._host)
+
+    def _launch(self, launch: Launch) -> Launched:
+        if launch not in self._launched:
+            try:
+                config = _with(self._config, launch)
+                self._launched[launch] = Launched(config, self._factory(config))
+            except Exception as error:
+                self._launched[launch] = error
+        launched = self._launched[launch]
+        if isinstance(launched, Exception):
+            raise launched
+        if self._config.kv_cache_tokens is None:  # chosen from free memory; those to come get as many
+            num_tokens = launched.built.engine.stats().num_pages * self._config.page_size
+            self._config = dataclasses.replace(self._config, kv_cache_tokens=num_tokens)
+        return launched
+
+
+def _with(config: EngineConfig, launch: Launch) -> EngineConfig:
+    """Raises ConfigError where this build has no such setting, or not this value of it."""
+    known = {field.name for field in dataclasses.fields(config)}
+    for name, value in launch:
+        if name not in known:
+            raise ConfigError(f"this build has no setting {name} (wanted: {value})")
+    changes: dict[str, Any] = dict(launch)
+    return dataclasses.replace(config, **changes)
+
+
+def _is_known(config: EngineConfig, launch: Launch) -> bool:
+    try:
+        _with(config, launch)
+    except ConfigError:
+        return False
+    return True
+
+
+class LocalTarget:
+    """One arm on its engine.
+
+    Args:
+        depth: asked for by every request; None: the engine chooses.
+    """
+
+    def __init__(
+        self, launched: Launched, encoder: Encoder, depth: int | None, clock: Clock = time.perf_counter
+    ) -> None:
+        ready = launched.built.ready
+        self._engine = launched.built.engine
+        self._limits = ModelLimits(
+            max_model_len=ready.max_model_len,
+            vocab_size=ready.vocab_size,
+            max_depth=ready.max_depth,
+            draft=ready.draft,
+        )
+        self._max_num_seqs = launched.config.max_num_seqs
+        self._encoder = encoder
+        self._depth = depth
+        self._clock = clock
+        self._num_requests = 0
+
+    def run(self, work: Work) -> Sample:
+        """Do the work, as long as every client is busy.
+
+        Raises:
+            PacelineError: a request was refused or failed, or the engine did.
+        """
+        concurrency = work.column.concurrency
+        if concurrency > self._max_num_seqs:
+            raise ConfigError(
+                f"{concurrency} requests need --max-num-seqs of as many, got {self._max_num_seqs}"
+            )
+        waiting = deque(self.request(job, work.column.temperature) for job in work.jobs)
+        before = self.stats()
+        loop = self.loop()
+        try:
+            for _ in range(concurrency):
+                loop.send(waiting.popleft())
+            while loop.num_open == concurrency:
+                for _ in range(loop.step()):
+                    if waiting:
+                        loop.send(waiting.popleft())
+        finally:
+            loop.give_up()
+        after = self.stats()
+        num_preempted = after.num_preemptions - before.num_preemptions
+        return sample(loop.traces, concurrency, num_preempted, drafting(before, after))
+
+    def loop(self) -> ClosedLoop:
+        """Nothing in flight yet."""
+        return ClosedLoop(self._engine, self._clock)
+
+    def stats(self) -> SchedulerStats:
+        """The engine's numbers of this moment."""
+        return self._engine.stats()
+
+    def request(self, job: Job, temperature: float) -> EngineRequest:
+        """A job as the engine takes it."""
+        self._num_requests += 1
+        params = SamplingParams(
+            temperature=temperature,
+            seed=job.seed,
+            max_tokens=job.answer_len,
+            ignore_eos=True,
+            depth=self._depth,
+        )
+        [request] = prepare(
+            f"sweep-{id(self)}-{self._num_requests}", self._encoder.encode(job.prompt), params, self._limits
+        )
+        return request
+
+
+class ClosedLoop:
+    """Requests in flight on an engine, and what became of each."""
+
+    def __init__(self, engine: StepEngine, clock: Clock) -> None:
+        self._engine, self._clock = engine, clock
+        self._open: dict[str, Trace] = {}
+        self.traces: list[Trace] = []  # in the order of sending
+
+    @property
+    def num_open(self) -> int:
+        return len(self._open)
+
+    def send(self, request: EngineRequest) -> None:
+        """Submit a request."""
+        trace = Trace(self._clock())
+        self._engine.add(request)
+        self._open[request.request_id] = trace
+        self.traces.append(trace)
+
+    def step(self) -> int:
+        """Run a step; returns how many requests it ended.
+
+        Raises:
+            RequestError, EngineDeadError: one ended by an error.
+        """
+        outputs = self._engine.step()
+        now = self._clock()
+        num_ended = 0
+        for output in outputs:
+            if output.error is not None:
+                self._open.pop(output.request_id, None)
+                if output.error_param is not None:
+                    raise RequestError(output.error_param, output.error)
+                raise EngineDeadError(output.error)
+            trace = self._open[output.request_id]
+            if output.token_ids:
+                trace.pieces.append((now, len(output.token_ids)))
+            if output.finish_reason is not None:
+                trace.end = now
+                del self._open[output.request_id]
+                num_ended += 1
+        return num_ended
+
+    def give_up(self) -> None:
+        """Abort what is open."""
+        for request_id in self._open:
+            self._engine.abort(request_id)
+        self._open.clear()
+
+
+def drafting(before: SchedulerStats, after: SchedulerStats) -> Speculation | None:
+    """What was drafted between two moments; None without a drafter.
+
+    Raises:
+        PacelineError: the drafter has turned itself off.
+    """
+    if after.speculation.drafter_error is not None:
+        raise PacelineError(f"the drafter turned itself off: {after.speculation.drafter_error}")
+    if after.speculation.max_depth == 0:
+        return None
+    return counters(after).since(counters(before))
+
+
+def counters(stats: SchedulerStats) -> Speculation:
+    """The engine's counters since its start."""
+    now = stats.speculation
+    return Speculation(
+        now.num_rounds,
+        now.num_drafted,
+        now.num_accepted,
+        tuple(now.accepted_per_pos),
+        tuple(now.rounds_by_depth),
+    )

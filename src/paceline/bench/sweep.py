@@ -1,0 +1,212 @@
+"""The order of a sweep: which arm does what, when; twice, the second time backwards.
+
+    pass 1   columns forwards:   a warm-up round, discarded, then rounds; arms take turns in each
+    pass 2   columns backwards:  rounds of other prompts, arms in reversed order
+
+A round is one piece of work, done by every arm in turn: its numbers are comparable pairwise, whatever the
+machine does over the minutes. The best arm is chosen on pass 1 and judged on pass 2 (`summary`).
+
+Knows nothing of engines or HTTP: an arm is something that does work and says how fast.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+from paceline.bench.arms import Arm
+from paceline.bench.window import Sample
+from paceline.bench.workload import Column, Work, Workload
+from paceline.errors import EngineDeadError, PacelineError
+
+NUM_PASSES = 2
+MIN_ROUNDS = 2  # in each pass, however short the time
+PAUSE = 0.1  # seconds before each turn, in which the threads of the arm before fall asleep
+
+
+class Target(Protocol):
+    """An arm at work."""
+
+    def run(self, work: Work) -> Sample:
+        """Do the work. Any exception is the reason why the arm cannot."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One arm, one round."""
+
+    column: Column
+    arm: str
+    pass_id: int  # from 1
+    round_id: int  # from 1 within the pass
+    begin: float  # seconds since the sweep began
+    sample: Sample
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An arm that could not go on."""
+
+    arm: str
+    column: Column | None  # None: at every load
+    reason: str
+
+
+class Sweep:
+    """All measurements so far. Complete after `run`; usable at any moment of it, as after Ctrl-C.
+
+    Args:
+        open_target: makes an arm's target; called once an arm, when its first turn comes.
+        num_rounds: in each pass and column.
+        max_seconds: rounds beyond the first `MIN_ROUNDS` are dropped to end in this time; None: no limit.
+        say: takes lines of progress.
+    """
+
+    def __init__(
+        self,
+        arms: Sequence[Arm],
+        columns: Sequence[Column],
+        workload: Workload,
+        open_target: Callable[[Arm], Target],
+        *,
+        num_rounds: int,
+        max_seconds: float | None = None,
+        say: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._arms, self._columns, self._workload = list(arms), sorted(columns), workload
+        self._open_target = open_target
+        self._num_rounds = num_rounds
+        self._max_seconds = max_seconds
+        self._say, self._clock, self._pause = say, clock, pause
+        self._targets: dict[str, Target] = {}
+        self._round_seconds: dict[Column, float] = {}  # the newest round's
+        self._began = clock()
+        self.measurements: list[Measurement] = []
+        self.failures: list[Failure] = []
+        self.is_complete = False
+
+    def run(self) -> None:
+        """Measure everything. KeyboardInterrupt ends it between what is kept and what is not yet."""
+        self._open_all()
+        blocks = [(1, column) for column in self._columns] + [(2, column) for column in self._columns[::-1]]
+        for place, (pass_id, column) in enumerate(blocks):
+            if self._able(column):
+                self._run_block(pass_id, column, blocks[place + 1 :])
+        self.is_complete = True
+
+    def _open_all(self) -> None:
+        for arm in opening_order(self._arms):
+            with self._failing(arm, None):
+                self._targets[arm.name] = self._open_target(arm)
+
+    def _run_block(self, pass_id: int, column: Column, later: Sequence[tuple[int, Column]]) -> None:
+        """One column in one pass."""
+        ends = self._share_ends(later)
+        first = 0 if pass_id == 1 else 1  # round 0 is the warm-up
+        for round_id in range(first, self._num_rounds + 1):
+            seconds = self._round_seconds.get(column, 0.0)
+            if round_id > MIN_ROUNDS and self._clock() + seconds > ends:
+                break
+            begin = self._clock()
+            rates = self._run_round(pass_id, column, round_id)
+            self._round_seconds[column] = self._clock() - begin
+            if not rates:
+                return
+            left = self._left(column, self._num_rounds - round_id, ends, later)
+            title = "warm-up" if round_id == 0 else f"round {round_id}/{self._num_rounds}"
+            shown = "  ".join(f"{name} {rate:.1f}" for name, rate in rates.items())
+            self._say(f"pass {pass_id}/{NUM_PASSES}, {column}, {title}: {shown} tok/s; {show_left(left)}")
+
+    def _run_round(self, pass_id: int, column: Column, round_id: int) -> dict[str, float]:
+        """Every able arm once; returns their rates."""
+        work = self._workload.work(column, (pass_id - 1) * (self._num_rounds + 1) + round_id)
+        arms = self._able(column)
+        shift = round_id % len(arms)
+        turns = arms[shift:] + arms[:shift]
+        if pass_id == 2:
+            turns.reverse()
+        rates = {}
+        for arm in turns:
+            with self._failing(arm, column):
+                self._pause(PAUSE)
+                begin = self._clock() - self._began
+                got = self._targets[arm.name].run(work)
+                rates[arm.name] = got.rate
+                if round_id > 0:
+                    self.measurements.append(Measurement(column, arm.name, pass_id, round_id, begin, got))
+        return {arm.name: rates[arm.name] for arm in arms if arm.name in rates}
+
+    def _able(self, column: Column) -> list[Arm]:
+        """The arms that have not failed at this column, or altogether."""
+        out = {failure.arm for failure in self.failures if failure.column in (None, column)}
+        return [arm for arm in self._arms if arm.name not in out]
+
+    @contextmanager
+    def _failing(self, arm: Arm, column: Column | None) -> Iterator[None]:
+        """An exception is kept as the arm's failure, and told; the rest goes on."""
+        try:
+            yield
+        except Exception as error:
+            is_final = column is None or isinstance(error, EngineDeadError)
+            reason = one_line(error)
+            self.failures.append(Failure(arm.name, None if is_final else column, reason))
+            where = "" if is_final else f" at {column}"
+            self._say(f"{arm.name} failed{where}: {reason}")
+
+    # Time.
+
+    def _share_ends(self, later: Sequence[tuple[int, Column]]) -> float:
+        """When this block must end, so that those to come have as much as they are likely to need."""
+        if self._max_seconds is None:
+            return math.inf
+        left = self._began + self._max_seconds - self._clock()
+        return self._clock() + left / (1 + len(later))
+
+    def _left(
+        self, column: Column, num_rounds: int, ends: float, later: Sequence[tuple[int, Column]]
+    ) -> float:
+        """Seconds to the end, as far as anybody knows."""
+        mine = min(num_rounds * self._round_seconds[column], max(0.0, ends - self._clock()))
+        others = 0.0
+        for pass_id, other in later:
+            rounds = self._num_rounds + (pass_id == 1)
+            others += rounds * self._expected(other)
+        if self._max_seconds is not None:
+            others = min(others, max(0.0, self._began + self._max_seconds - self._clock() - mine))
+        return mine + others
+
+    def _expected(self, column: Column) -> float:
+        """Seconds of a round there: as measured, or by its tokens as the nearest measured column's."""
+        if column in self._round_seconds:
+            return self._round_seconds[column]
+        near = min(self._round_seconds, key=lambda known: abs(known.concurrency - column.concurrency))
+        tokens = [self._workload.work(c, 0).num_tokens for c in (column, near)]
+        return self._round_seconds[near] * tokens[0] / tokens[1]
+
+
+def opening_order(arms: Sequence[Arm]) -> list[Arm]:
+    """Adaptive arms first, since fixed depths run on their engine; plain later, with as many pages."""
+    ranks = {"adaptive": 0, "fixed": 1, "plain": 2, "other": 3}
+    return sorted(arms, key=lambda arm: ranks[arm.role])
+
+
+def one_line(error: Exception) -> str:
+    """The reason, as it goes into a report."""
+    words = str(error).strip().partition("\n")[0]
+    if isinstance(error, PacelineError):
+        return words
+    return f"{type(error).__name__}: {words}" if words else type(error).__name__
+
+
+def show_left(seconds: float) -> str:
+    """As one says it: `about 3 min left`."""
+    if seconds < 90:
+        return f"about {max(1, round(seconds))} s left"
+    return f"about {round(seconds / 60)} min left"

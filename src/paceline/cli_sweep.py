@@ -1,0 +1,232 @@
+"""`paceline sweep`: which depth pays at which load, on this machine or on servers."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from paceline import logs
+from paceline.cli_flags import Parser, add_flags, help_of
+from paceline.cli_settings import load
+from paceline.config import EngineConfig, Settings
+from paceline.errors import ConfigError, PacelineError
+
+if TYPE_CHECKING:
+    from paceline.bench.arms import Arm
+    from paceline.bench.run import Options
+
+T = TypeVar("T", int, float)
+
+EXAMPLES = """\
+examples:
+  paceline sweep --quick
+  paceline sweep --concurrency 1,2,4,8,16 --temperature 0,0.8 --out ./report
+  paceline sweep --profile step
+  paceline sweep --url plain=http://10.0.0.1:8000 --url auto=http://10.0.0.2:8000
+"""
+CPU_LOADS, GPU_LOADS, QUICK_LOADS = "1,2,5,10,30", "1,2,5,10,30,64,128,256", "1,4,16"
+QUICK_MINUTES = 3.6
+MAX_CONCURRENCY = 4096
+
+
+def add_sweep_command(commands: argparse._SubParsersAction[Parser]) -> None:
+    """Add `sweep` to the command line."""
+    sweep = commands.add_parser(
+        "sweep",
+        help="measure where speculation pays",
+        description="Measure arms (ways to serve) at several loads, with the same prompts in turns, and say\n"
+        "where speculation stops paying and whether choosing the depth beats every fixed one.",
+        epilog=EXAMPLES,
+    )
+    sweep.set_defaults(run=_sweep, parser=sweep)
+    model = EngineConfig.__dataclass_fields__["model"]
+    sweep.add_argument("model", nargs="?", default=argparse.SUPPRESS, metavar="MODEL", help=help_of(model))
+    sweep.add_argument("--config", metavar="FILE", help="a YAML file of engine settings")
+    sweep.add_argument("--quick", action="store_true", help="few arms and loads: an answer in four minutes")
+    sweep.add_argument(
+        "--profile", choices=("step",), help="instead: the load steps 1, 16, 1, and arms over time"
+    )
+    _add_work_flags(sweep)
+    add_flags(sweep, EngineConfig, but={"model", "depth", "trace", "trace_max_bytes"})  # depths are arms
+
+
+def _add_work_flags(sweep: Parser) -> None:
+    group = sweep.add_argument_group("what is measured")
+    group.add_argument(
+        "--arms",
+        metavar="LIST",
+        help="with commas: plain, depths, auto, policies (default: plain,0,1,2,3,4,auto; none with --url)",
+    )
+    group.add_argument(
+        "--url",
+        action="append",
+        default=[],
+        metavar="[NAME=]URL",
+        help="a server with OpenAI's API as an arm; may be repeated",
+    )
+    group.add_argument(
+        "--concurrency",
+        metavar="LIST",
+        help=f"requests in flight (default: {CPU_LOADS}; on a GPU {GPU_LOADS}; quick {QUICK_LOADS})",
+    )
+    group.add_argument("--temperature", metavar="LIST", default="0", help="0 is greedy")
+    group.add_argument("--context", metavar="LIST", help="tokens of each prompt (default: as they are)")
+    group.add_argument("--rounds", type=int, metavar="N", help="in each of the two passes (default: 5)")
+    group.add_argument("--minutes", type=float, metavar="X", help="fewer rounds, to end in about this time")
+    group.add_argument("--answer-len", type=int, metavar="N", help="tokens of each answer (default: 64)")
+    group.add_argument(
+        "--min-tokens", type=int, metavar="N", help="answer tokens of a round, at least (default: 256)"
+    )
+    group.add_argument("--prompts", type=Path, metavar="FILE", help="JSON lines with prompt or turns")
+    group.add_argument("--max-prompt-chars", type=int, metavar="N", help="longer prompts are left out")
+    group.add_argument(
+        "--step-seconds", type=float, default=20.0, metavar="X", help="of each load, with --profile"
+    )
+    group.add_argument(
+        "--out", type=Path, default=Path("paceline-sweep"), metavar="DIR", help="where the report goes"
+    )
+
+
+def _sweep(args: argparse.Namespace) -> None:
+    from paceline.bench.run import profile, sweep
+
+    logs.configure("warning")
+    settings = load(args, os.environ)
+    arms = _arms(args)
+    options = _options(args, settings, arms)
+    _make_folder(options.out)
+    run = sweep if args.profile is None else profile
+    outcome = run(arms, options, lambda line: print(line, file=sys.stderr, flush=True))
+    print(outcome.text, end="")
+    for line in outcome.written:
+        print(line)
+    if outcome.was_interrupted:
+        raise KeyboardInterrupt
+    if outcome.is_empty:
+        raise PacelineError("every arm failed")
+
+
+def _arms(args: argparse.Namespace) -> list[Arm]:
+    from paceline.bench.arms import parse_arms
+
+    if args.profile is not None and args.url:
+        raise ConfigError("--profile looks into engines of this process: it does not go with --url")
+    words = args.arms
+    if words is None:
+        words = "plain,2,auto" if args.profile else "plain,1,3,auto" if args.quick else "plain,0,1,2,3,4,auto"
+        words = "" if args.url else words
+    return parse_arms([word.strip() for word in words.split(",") if word.strip()], args.url)
+
+
+def _options(args: argparse.Namespace, settings: Settings, arms: Sequence[Arm]) -> Options:
+    """The flags, checked.
+
+    Raises:
+        ConfigError: names the flag and its limit.
+    """
+    from paceline.bench.run import Options
+
+    default = QUICK_LOADS if args.quick else GPU_LOADS if settings.engine.device == "cuda" else CPU_LOADS
+    if args.profile:
+        default = "1,16,1"
+    loads = _list("--concurrency", args.concurrency or default, int, 1, MAX_CONCURRENCY)
+    contexts = None if args.context is None else _list("--context", args.context, int, 16, 2**20)
+    quick, longest = args.quick, args.max_prompt_chars
+    if longest is not None:
+        _at_least("--max-prompt-chars", longest, 1)
+    answer_len = _pick("--answer-len", args.answer_len, 32 if quick else 64, 4)
+    len_per_row = None if contexts is None else max(contexts) + answer_len + 64
+    options = Options(
+        engine=_engine(settings, max(loads), len_per_row, arms),
+        loads=tuple(loads) if args.profile else tuple(sorted(set(loads))),
+        temperatures=tuple(sorted(set(_list("--temperature", args.temperature, float, 0.0, 100.0)))),
+        contexts=(None,) if contexts is None else tuple(sorted(set(contexts))),
+        num_rounds=_pick("--rounds", args.rounds, 5, 1),
+        max_seconds=_seconds(args.minutes, QUICK_MINUTES if quick else None),
+        answer_len=answer_len,
+        min_tokens=_pick("--min-tokens", args.min_tokens, 128 if quick else 256, 1),
+        prompts=args.prompts,
+        max_prompt_chars=300 if quick and longest is None else longest,
+        step_seconds=_at_least("--step-seconds", args.step_seconds, 1.0),
+        out=args.out,
+        command=_command(),
+        api_key=os.environ.get("OPENAI_API_KEY"),
+    )
+    if args.context is not None and all(arm.url for arm in arms) and "model" not in settings.origins:
+        raise ConfigError("--context needs MODEL, whose tokenizer counts the tokens")
+    return options
+
+
+def _engine(settings: Settings, most: int, len_per_row: int | None, arms: Sequence[Arm]) -> EngineConfig:
+    """Settings under which every arm does the work that it is given.
+
+    Args:
+        most: requests in flight.
+        len_per_row: tokens of each, with room to spare; None: prompts are as they are, most of them short.
+    """
+    config, given = settings.engine, settings.origins
+    if "max_num_seqs" in given and config.max_num_seqs < most and not all(arm.url for arm in arms):
+        raise ConfigError(
+            f"--concurrency: {most} requests need --max-num-seqs of as many, got {config.max_num_seqs}"
+        )
+    deepest = max((arm.depth or 0 for arm in arms), default=0)
+    changes: dict[str, Any] = {
+        "max_num_seqs": max(config.max_num_seqs, most),
+        # Every row's drafts fit, or the scheduler would trim them and the arm would not be itself.
+        "max_num_batched_tokens": max(config.max_num_batched_tokens, 2 * most * (1 + deepest)),
+        # The same prompts come once for each arm: a hit would favour those that come later.
+        "prefix_caching": False,
+    }
+    if len_per_row is not None or config.device == "cuda":  # where the first engine would take all there is
+        changes["kv_cache_tokens"] = most * (len_per_row or 1024)
+    return dataclasses.replace(config, **{k: v for k, v in changes.items() if k not in given})
+
+
+def _list(flag: str, text: str, kind: Callable[[str], T], low: T, high: T) -> list[T]:
+    """Numbers with commas between them."""
+    values = []
+    for word in text.split(","):
+        try:
+            value = kind(word)
+        except ValueError:
+            raise ConfigError(f"{flag} must be numbers with commas between them, got {text!r}") from None
+        if not low <= value <= high:
+            raise ConfigError(f"{flag} must be in [{low}, {high}], got {word.strip()}")
+        values.append(value)
+    return values
+
+
+def _pick(flag: str, given: int | None, default: int, low: int) -> int:
+    return default if given is None else _at_least(flag, given, low)
+
+
+def _at_least(flag: str, value: T, low: T) -> T:
+    if not low <= value < float("inf"):
+        raise ConfigError(f"{flag} must be at least {low}, got {value}")
+    return value
+
+
+def _seconds(minutes: float | None, default: float | None) -> float | None:
+    wanted = default if minutes is None else _at_least("--minutes", minutes, 0.1)
+    return None if wanted is None else 60 * wanted
+
+
+def _command() -> str:
+    """What was typed, without the folders that paths begin with."""
+    words = [Path(word).name if word.startswith(os.sep) else word for word in sys.argv[1:]]
+    return " ".join(["paceline", *words])
+
+
+def _make_folder(folder: Path) -> None:
+    """Now, and not after an hour of measuring."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out: cannot make {folder}: {error.strerror}") from None
+    if not os.access(folder, os.W_OK):
+        raise ConfigError(f"--out: cannot write to {folder}")
