@@ -1,4 +1,4 @@
-"""The command line: `paceline serve | chat | generate | draft | train | models`.
+"""The command line: `paceline serve | chat | generate | draft | train | sweep | calibrate | models`.
 
 Parses, prints, and turns every PacelineError into one line and exit code 1. What the commands do is
 elsewhere, and is imported only by the command that needs it.
@@ -19,9 +19,11 @@ import msgspec
 
 from paceline import logs
 from paceline._version import __version__
+from paceline.cli_calibrate import add_calibrate_command
 from paceline.cli_draft import add_draft_command
 from paceline.cli_flags import Parser, add_flags, help_of
 from paceline.cli_settings import load, show
+from paceline.cli_sweep import add_sweep_command
 from paceline.cli_train import add_train_command
 from paceline.config import EngineConfig, ServerConfig
 from paceline.errors import ConfigError, PacelineError
@@ -127,6 +129,8 @@ def _parser() -> Parser:
 
     add_draft_command(commands)
     add_train_command(commands)
+    add_sweep_command(commands)
+    add_calibrate_command(commands)
     models = commands.add_parser(
         "models",
         usage="paceline models [-h] [ACTION ...]",
@@ -243,7 +247,9 @@ def _chat(args: argparse.Namespace) -> None:
 def _generate(args: argparse.Namespace) -> None:
     if args.logprobs is not None and not args.json:
         raise ConfigError("--logprobs needs --json: plain text has no place for them")
-    params = _sampling_params(args, n=args.n, logprobs=args.logprobs)
+    params = _sampling_params(args, n=args.n, logprobs=args.logprobs, speculation_summary=args.json)
+    if args.prompt is None and sys.stdin.isatty():
+        print("type the prompt, then Ctrl-D at the beginning of a line", file=sys.stderr)
     prompt = sys.stdin.read() if args.prompt is None else args.prompt
     with _loaded(args) as llm:
         [completion] = llm.generate(prompt, params, progress=False)

@@ -78,7 +78,8 @@ def add_flags(parser: argparse.ArgumentParser, config: type[Any], *, but: Collec
         else:
             settings |= {"type": kind, "choices": field.metadata.get("choices")}
             if not settings["choices"]:
-                settings["metavar"] = {int: "N", float: "X", str: "TEXT"}[kind]
+                plain = {int: "N", float: "X", str: "TEXT"}[kind]
+                settings["metavar"] = field.metadata.get("metavar", plain)
         group.add_argument("--" + field.name.replace("_", "-"), **settings)
 
 

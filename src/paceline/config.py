@@ -21,6 +21,7 @@ from paceline.errors import ConfigError
 DEFAULT_MODEL = "smollm2-135m-instruct"
 TYPE_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 MAX_LOGPROBS = 20  # alternatives a sampler can list for one token
+MAX_DEPTH = 16  # drafts of one row in one step, whatever the settings say
 
 
 def option(default: Any, help: str, **extra: Any) -> Any:
@@ -85,6 +86,35 @@ class EngineConfig:
     max_num_batched_tokens: int = option(512, "most tokens computed in one step; longer prompts are split")
     max_queue: int = option(1024, "most requests that wait; one more is refused with 429")
     prefix_caching: bool = option(True, "reuse the K/V of prompt beginnings already computed")
+    draft: str | None = option(
+        None,
+        "draft head: folder, Hugging Face id, ngram or none; default: the one shipped with a built-in model, "
+        "else none",
+    )
+    draft_revision: str | None = option(None, "branch, tag or commit of the draft head's Hugging Face id")
+    depth: str = option(
+        "auto",
+        "drafts a round, for requests that do not say: a number, or auto to choose at every step what makes "
+        "most tokens a second",
+        metavar="N|auto",
+    )
+    policy: str = option(
+        "governor",
+        "who chooses if depth is auto: governor (measures cost and acceptance), ema (SGLang's rule), "
+        "table:ROWS=DEPTH,... or threshold:ROWS[:DEPTH]",
+    )
+    calibration: bool = option(
+        True, "time the model at the first start, for the governor; without, it learns while serving"
+    )
+    max_depth: int = option(8, f"largest depth a request may ask for; at most {MAX_DEPTH}")
+    ngram_min: int = option(2, "shortest run of tokens that draft ngram looks up")
+    ngram_max: int = option(4, "longest run of tokens that draft ngram looks up")
+    trace: str | None = option(
+        None, "file for what every step did, to be replayed with other policies; default: none", metavar="FILE"
+    )
+    trace_max_bytes: int = option(
+        64 * 2**20, "largest trace file; then it becomes FILE.1, in the place of the one before"
+    )
     threads: int | None = option(None, "compute threads on CPU; default: the cores this process may use")
     reproducible: bool = option(
         False, "one kernel per matrix whatever the batch, so that load never changes words (CPU)"
@@ -92,6 +122,9 @@ class EngineConfig:
     debug: bool = option(False, "check the page table's invariants whenever the engine is idle")
 
     def __post_init__(self) -> None:
+        depth: Any = self.depth
+        if isinstance(depth, int) and not isinstance(depth, bool):  # as a file or a caller writes it
+            object.__setattr__(self, "depth", str(depth))
         _check_types(self)
         for name, low in (
             ("max_model_len", 2),
@@ -100,17 +133,37 @@ class EngineConfig:
             ("max_num_seqs", 1),
             ("max_num_batched_tokens", 1),
             ("max_queue", 0),
+            ("max_depth", 0),
+            ("ngram_min", 1),
+            ("ngram_max", 1),
+            ("trace_max_bytes", 2**16),
             ("threads", 1),
         ):
             _at_least(self, name, low)
         _check_choices(self)
         if self.page_size & (self.page_size - 1):
             raise ConfigError(f"page_size must be a power of two, got {self.page_size}")
+        if self.trace == "":
+            raise ConfigError("trace must not be empty")
+        self._check_speculation()
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "
                 f"max_num_seqs ({self.max_num_seqs}): every running request computes a token a step"
             )
+
+    def _check_speculation(self) -> None:
+        if self.draft == "":
+            raise ConfigError("draft must not be empty: none is the word for no drafter")
+        if self.max_depth > MAX_DEPTH:
+            raise ConfigError(f"max_depth must be at most {MAX_DEPTH}, got {self.max_depth}")
+        if self.depth != "auto":
+            if not self.depth.isdecimal():
+                raise ConfigError(f"depth must be auto or a whole number, got {self.depth!r}")
+            if int(self.depth) > self.max_depth:
+                raise ConfigError(f"depth must be at most max_depth ({self.max_depth}), got {self.depth}")
+        if self.ngram_min > self.ngram_max:
+            raise ConfigError(f"ngram_min must be at most ngram_max ({self.ngram_max}), got {self.ngram_min}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,12 +24,19 @@ from typing import Any, TypeAlias
 from tqdm import tqdm
 
 from paceline.config import DEFAULT_MODEL, EngineConfig
+from paceline.draft.load import resolve_draft
 from paceline.engine.factory import StepEngine, build
 from paceline.errors import EngineDeadError, PacelineError, QueueFullError, RequestError
 from paceline.models.hub import resolve_model
 from paceline.output import Delta, OutputProcessor, merge
 from paceline.prepare import ModelLimits, prepare
-from paceline.request import EngineRequest, FinishReason, SamplingParams, TokenLogprobs
+from paceline.request import (
+    EngineRequest,
+    FinishReason,
+    SamplingParams,
+    SpeculationSummary,
+    TokenLogprobs,
+)
 from paceline.tokenizer import Tokenizer, load_tokenizer
 
 Prompt: TypeAlias = str | Sequence[int]  # text, or token ids
@@ -46,6 +53,7 @@ class CompletionChoice:
     finish_reason: FinishReason  # "stop" or "length"
     stop_reason: int | str | None  # the stop token id or stop string of the request's that ended it
     logprobs: tuple[TokenLogprobs, ...] | None  # one per token, when asked for
+    speculation: SpeculationSummary | None  # what drafting did for it, when asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +114,15 @@ class LLM:
     def _load(self, config: EngineConfig) -> None:
         path = resolve_model(config.model, config.revision)
         self.tokenizer: Tokenizer = load_tokenizer(path)
-        built = build(replace(config, model=str(path)))  # what was found here is not looked for again
-        self.limits = ModelLimits(max_model_len=built.ready.max_model_len, vocab_size=built.ready.vocab_size)
+        # What was found here is not looked for again; and a path does not tell which head was shipped for it.
+        draft = resolve_draft(config.draft, config.model, config.draft_revision)
+        built = build(replace(config, model=str(path), draft=draft))
+        self.limits = ModelLimits(
+            max_model_len=built.ready.max_model_len,
+            vocab_size=built.ready.vocab_size,
+            max_depth=built.ready.max_depth,
+            draft=built.ready.draft,
+        )
         self._engine: StepEngine | None = built.engine
         self._processor = OutputProcessor(self.tokenizer)
         self._num_calls = 0
@@ -334,6 +349,7 @@ def _completion(prompt: Prompt, requests: Sequence[EngineRequest], answers: Sequ
                 finish_reason=answer.finish_reason,
                 stop_reason=answer.stop_reason,
                 logprobs=None if answer.logprobs is None else tuple(answer.logprobs),
+                speculation=answer.speculation,
             )
         )
     return Completion(

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from paceline.request import EngineRequest, FinishReason, RequestOutput, TokenLogprobs
+from paceline.request import EngineRequest, FinishReason, RequestOutput, SpeculationSummary, TokenLogprobs
 from paceline.tokenizer import IncrementalDetokenizer, Tokenizer
 
 
@@ -35,6 +35,7 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
         None  # the stop token or stop string that ended it; None for EOS and length
     )
     num_cached_tokens: int = 0  # prompt tokens that the prefix cache had
+    speculation: SpeculationSummary | None = None  # so far, when asked for
     error: str | None = None  # with finish_reason "error"
     error_param: str | None = None  # the request's field that is to blame; None: the engine
 
@@ -175,6 +176,7 @@ class _Answer:
             finish_reason=finish_reason,
             stop_reason=stop_reason,
             num_cached_tokens=self._num_cached_tokens,
+            speculation=output.speculation,
             error=output.error,
             error_param=output.error_param,
         )

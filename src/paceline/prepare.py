@@ -20,6 +20,8 @@ class ModelLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     max_model_len: int  # prompt plus answer, in tokens
     vocab_size: int
+    max_depth: int = 0  # drafts a round
+    draft: str | None = None  # the drafter's name, if there is one
 
 
 def prepare(
@@ -34,13 +36,15 @@ def prepare(
     `first_index` is the first choice's index among those of a reply to several prompts.
 
     Raises:
-        RequestError: an empty or over-long prompt, `max_tokens` beyond the context, or a token id
-            outside the vocabulary; `param` names the field ("prompt" for the prompt, whatever it came from).
+        RequestError: an empty or over-long prompt, `max_tokens` beyond the context, a token id outside
+            the vocabulary, or a depth beyond the maximum; `param` names the field ("prompt" for the
+            prompt, whatever it came from).
     """
     room = _room(len(prompt_ids), params.max_tokens, limits.max_model_len)
     _check_ids("prompt", prompt_ids, limits.vocab_size)
     _check_ids("stop_token_ids", params.stop_token_ids, limits.vocab_size)
     _check_ids("logit_bias", tuple(params.logit_bias or ()), limits.vocab_size)
+    params.check_depth(limits.max_depth, limits.draft)
     resolved = msgspec.structs.replace(
         params,
         seed=secrets.randbits(64) if params.seed is None else params.seed,

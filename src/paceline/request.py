@@ -63,6 +63,8 @@ class SamplingParams(
     logprobs: int | None = None  # None: none; 0: the chosen token's; k: and the k most likely
     prompt_logprobs: int | None = None  # the same for the prompt's tokens but the first
     grammar: Grammar | None = None  # the answer ends where it lets nothing follow
+    depth: int | None = None  # drafts a round, at most; None: the engine's choice. Never changes the words
+    speculation_summary: bool = False  # what drafting did for this answer comes with it
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -91,6 +93,8 @@ class SamplingParams(
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 self._check(name, 0, MAX_LOGPROBS)
+        if self.depth is not None:
+            self._check("depth", 0, MAX_COUNT)
         if any(not s for s in self.stop):
             raise RequestError("stop", "stop strings must not be empty")
         for token, bias in (self.logit_bias or {}).items():
@@ -110,6 +114,17 @@ class SamplingParams(
             for token_id in token_ids:
                 if not 0 <= token_id < vocab_size:
                     raise RequestError(param, f"{param}: token id {token_id} is not in [0, {vocab_size - 1}]")
+
+    def check_depth(self, max_depth: int, draft: str | None = None) -> None:
+        """Refuse a depth that the engine does not go to. `draft` names its drafter, if it has one.
+
+        Raises:
+            RequestError: `param` is `depth`.
+        """
+        if self.depth is None or self.depth <= max_depth:
+            return
+        why = "" if draft is not None else ": there is no drafter (setting draft)"
+        raise RequestError("depth", f"depth must be at most {max_depth}, got {self.depth}{why}")
 
     def _check_types(self) -> None:
         """A wrong type must stop here: one step further it would stop the engine. Lists become tuples."""
@@ -158,6 +173,30 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     top_logprobs: list[float]
 
 
+class SpeculationSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """What drafting came to for one choice, over its rounds with drafts.
+
+    Counted before anything is cut: the last round may have accepted tokens beyond a stop, which nobody got.
+    """
+
+    num_rounds: int  # steps in which something was drafted for it
+    num_drafted: int  # proposed
+    num_verified: int  # of them, those that went through the model
+    num_accepted: int  # of them, those that were right
+    accepted_per_pos: list[int]  # rounds whose draft at this position was accepted, from the first
+    top_draft_prob_per_pos: list[float]  # the drafter's highest probability there: mean over rounds
+
+    @property
+    def accept_len(self) -> float | None:
+        """Tokens a round: those accepted and the bonus token, the model's own. None without rounds."""
+        return 1 + self.num_accepted / self.num_rounds if self.num_rounds else None
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Accepted of proposed (not of verified). None when nothing was proposed."""
+        return self.num_accepted / self.num_drafted if self.num_drafted else None
+
+
 class RequestOutput(msgspec.Struct, frozen=True, omit_defaults=True):
     """What one step gave one request. The last one carries `finish_reason`.
 
@@ -175,5 +214,6 @@ class RequestOutput(msgspec.Struct, frozen=True, omit_defaults=True):
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
     num_cached_tokens: int = 0  # prompt tokens that the prefix cache had
+    speculation: SpeculationSummary | None = None  # so far, when asked for: any may turn out to be the last
     error: str | None = None  # with finish_reason "error"
     error_param: str | None = None  # the field of the request that is to blame; None: the engine

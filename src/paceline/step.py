@@ -49,6 +49,7 @@ class RowStep:
     samples: bool
     depth: int = 0
     new_page_ids: tuple[int, ...] = ()  # appended to the row's block table before the step
+    shadow_depth: int = 0  # at depth 0: drafts to make beside the step and to report, not to verify
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,10 @@ class RowResult:
     logprobs: tuple[TokenLogprobs, ...] | None = None  # one per token, for rows that ask
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
     grammar_end: GrammarEnd | None = None
+    num_drafted: int = 0  # drafts that the drafter proposed
+    num_verified: int = 0  # of them, those that went through the target
+    draft_probs: tuple[float, ...] | None = None  # the drafter's top probability at each, for rows that ask
+    shadow_ids: tuple[int, ...] = ()  # drafts that nobody verified, of the tokens from this step's first on
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +102,7 @@ class StepResult:
 
     step_id: int
     rows: tuple[RowResult, ...]
+    drafter_error: str | None = None  # why the drafter has turned itself off, in one line
 
 
 class Pending(Protocol):

@@ -120,6 +120,24 @@ def test_flags_reach_their_fields() -> None:
     assert (config.max_model_len, config.device) == (99, "cuda")
 
 
+def test_generate_says_that_it_waits_for_a_terminal() -> None:
+    ours, theirs = pty.openpty()
+    # What follows the prompt is refused, so that no model is loaded.
+    command = [*PACELINE, "generate", "no-such-model"]
+    ended = subprocess.Popen(command, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert ended.stderr is not None
+        assert ended.stderr.readline() == "type the prompt, then Ctrl-D at the beginning of a line\n"
+        os.write(ours, b"Hello.\n\x04")
+        _, errors = ended.communicate(timeout=60)
+        assert "no model 'no-such-model'" in errors
+        assert ended.returncode == 1
+    finally:
+        ended.kill()
+        os.close(ours)
+        os.close(theirs)
+
+
 @pytest.mark.model
 def test_generate_from_an_argument_and_from_stdin() -> None:
     flags = ("--temperature", "0", "--max-tokens", "8")

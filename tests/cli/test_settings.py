@@ -66,6 +66,12 @@ def test_the_file_may_be_named_by_a_variable(tmp_path: Path) -> None:
         ({"PACELINE_API_KEY": "ключ"}, "printable ASCII"),
         ({"PACELINE_DEVICE": "tpu"}, "device must be one of cpu, cuda, got 'tpu' (PACELINE_DEVICE)"),
         ({"PACELINE_MAX_LOGPROBS": "21"}, "max_logprobs must be at most 20, got 21"),
+        ({"PACELINE_DEPTH": "-1"}, "depth must be at least 0, got -1 (PACELINE_DEPTH)"),
+        ({"PACELINE_DEPTH": "9"}, "depth must be at most max_depth (8), got 9 (PACELINE_DEPTH)"),
+        ({"PACELINE_MAX_DEPTH": "1"}, "depth must be at most max_depth (1), got 2"),
+        ({"PACELINE_MAX_DEPTH": "17"}, "max_depth must be at most 16, got 17 (PACELINE_MAX_DEPTH)"),
+        ({"PACELINE_NGRAM_MIN": "0"}, "ngram_min must be at least 1, got 0 (PACELINE_NGRAM_MIN)"),
+        ({"PACELINE_NGRAM_MIN": "5"}, "ngram_min must be at most ngram_max (4), got 5 (PACELINE_NGRAM_MIN)"),
         ({"PACELINE_CONFIG": "/no/such.yaml"}, "cannot read /no/such.yaml: No such file"),
     ],
 )
@@ -86,6 +92,8 @@ def test_wrong_variables(variables: dict[str, str], words: str) -> None:
         ("port: null", "port must be a whole number, got None"),
         ("debug: 1", "debug must be true or false, got 1"),
         ("served_model_name: 7", "served_model_name must be text, got 7"),
+        ("draft: ''", "draft must not be empty"),
+        ("draft: 3", "draft must be text, got 3"),
         ("drain_seconds: soon", "drain_seconds must be a number, got 'soon'"),
         ("page_size: 3", "page_size must be a power of two, got 3"),
         ("port: 1\nport: 2", "port is there twice"),
@@ -115,6 +123,8 @@ def test_an_empty_file_sets_nothing(tmp_path: Path) -> None:
         revision=st.none() | st.text(min_size=1),
         max_queue=st.integers(0, 10**6),
         debug=st.booleans(),
+        draft=st.none() | st.text(min_size=1),
+        depth=st.integers(0, 8),
     ),
     st.builds(
         ServerConfig, drain_seconds=st.floats(0, 1e6), served_model_name=st.none() | st.text(min_size=1)

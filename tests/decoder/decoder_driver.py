@@ -11,7 +11,7 @@ import torch
 from paceline.kernels.parallel import Team
 from paceline.models.batch import Batch
 from paceline.models.checkpoint import open_checkpoint
-from paceline.models.decoder import Decoder
+from paceline.models.decoder import Decoder, captured
 from paceline.models.program import PackedDecoder
 from paceline.models.rope import rope_tables
 from paceline.models.weights import Weights, load_weights
@@ -19,6 +19,8 @@ from paceline.worker.attention.cpu import CpuAttention
 from paceline.worker.attention.torch_paged import TorchAttention
 
 NUM_ROWS, MAX_LEN = 6, 256
+
+Features = tuple[torch.Tensor, torch.Tensor | None]  # the last stream, and the captured ones side by side
 
 
 class Driver:
@@ -29,6 +31,7 @@ class Driver:
         attention: "kernel" (bfloat16 K/V on CPU), or the dtype of torch's.
         team: runs the packed kernels; None keeps to the dense matrices.
         max_packed_tokens: see `PackedDecoder`.
+        capture: residual streams that every step leaves in `features`.
     """
 
     def __init__(
@@ -43,6 +46,7 @@ class Driver:
         page_size: int = 16,
         num_rows: int = NUM_ROWS,
         max_len: int = MAX_LEN,
+        capture: tuple[int, ...] = (),
     ) -> None:
         with open_checkpoint(path) as checkpoint:
             self.config = checkpoint.config
@@ -60,6 +64,8 @@ class Driver:
         else:
             assert isinstance(attention, torch.dtype)
             own = TorchAttention(*shared, attention)
+        self.features: torch.Tensor | None = None  # of the latest step: fp32 [M, k hidden]
+        self._capture = capture
         self._forward, self._logits = self._decoder(own, self.weights, packed, team, max_packed_tokens)
         self._lengths = [0] * num_rows
 
@@ -70,14 +76,14 @@ class Driver:
         packed: bool,
         team: Team | None,
         max_packed_tokens: int | None,
-    ) -> tuple[Callable[[Batch], torch.Tensor], Callable[[torch.Tensor], torch.Tensor]]:
+    ) -> tuple[Callable[[Batch], Features], Callable[[torch.Tensor], torch.Tensor]]:
         if packed:
             assert isinstance(attention, CpuAttention)
             assert team is not None
-            decoder = PackedDecoder(self.config, weights, attention, team, max_packed_tokens)
-            return decoder.forward, decoder.logits
+            decoder = PackedDecoder(self.config, weights, attention, team, max_packed_tokens, self._capture)
+            return (lambda batch: (decoder.forward(batch), decoder.features)), decoder.logits
         plain = Decoder(self.config, weights)
-        return (lambda batch: plain.forward(batch, attention)), plain.logits
+        return (lambda batch: captured(plain, batch, attention, self._capture)), plain.logits
 
     @torch.inference_mode()
     def step(self, *chunks: tuple[int, Sequence[int]]) -> list[torch.Tensor]:
@@ -91,7 +97,9 @@ class Driver:
         batch = Batch(
             torch.tensor([token for chunk in ids for token in chunk]), torch.from_numpy(positions), segments
         )
-        logits = self._logits(self._forward(batch)).clone()
+        h, features = self._forward(batch)
+        self.features = None if features is None else features.clone()
+        logits = self._logits(h).clone()
         for row, chunk in zip(rows, ids, strict=True):
             self._lengths[row] += len(chunk)
         return list(logits.split(q_lens.tolist()))

@@ -7,7 +7,10 @@ from itertools import islice
 from fake_worker import EOS, VOCAB_SIZE, Done, FakeWorker, NextToken, alone, hashed, logprob_of
 
 from paceline.config import EngineConfig
-from paceline.engine.scheduler import ChooseDepth, Scheduler, no_drafts
+from paceline.engine.scheduler import Scheduler
+from paceline.engine.steering import Steering
+from paceline.policy import Decision, Load, Observation, RowView
+from paceline.policy.rivals import decision
 from paceline.request import EngineRequest, RequestOutput, SamplingParams
 from paceline.step import Plan
 
@@ -18,6 +21,21 @@ def make_request(
     return EngineRequest(
         request_id, list(prompt_ids), SamplingParams(max_tokens=max_tokens, seed=0, **params)
     )
+
+
+class Chosen:
+    """A policy that knows only how many rows decode."""
+
+    def __init__(self, choose: Callable[[int], int]) -> None:
+        self._choose = choose
+
+    def decide(self, load: Load, rows: tuple[RowView, ...]) -> Decision:
+        pins = [row.pinned or 0 for row in rows]
+        depth = self._choose(load.num_rows)
+        return decision(load, rows, depth, range(max([depth, *pins]) + 1))
+
+    def observe(self, observation: Observation) -> None:
+        pass
 
 
 class Driver:
@@ -32,7 +50,8 @@ class Driver:
         num_pages: int = 64,
         max_model_len: int = 200,
         lag: int = 0,
-        choose_depth: ChooseDepth = no_drafts,
+        max_depth: int = 8,
+        choose_depth: Callable[[int], int] = lambda num_decoding: 0,
         next_token: NextToken = hashed,
         accepts: Callable[[Sequence[int], int], int] = lambda history, depth: depth,
         **settings: object,
@@ -46,9 +65,11 @@ class Driver:
             eos_token_ids=[EOS],
             max_model_len=max_model_len,
             vocab_size=VOCAB_SIZE,
-            choose_depth=choose_depth,
+            max_depth=max_depth,
+            steering=Steering(Chosen(choose_depth)),
         )
         self.worker = FakeWorker(self.config, num_pages, next_token, accepts)
+        self.choose_depth = choose_depth
         self.max_model_len, self.next_token, self.lag = max_model_len, next_token, lag
         self.in_flight: deque[tuple[Plan, Done]] = deque()
         self.requests: dict[str, EngineRequest] = {}
@@ -69,6 +90,7 @@ class Driver:
         plan = self.scheduler.schedule()
         if plan is not None:
             self.check_age(plan)
+            self.check_depths(plan)
             self.in_flight.append((plan, self.worker.launch(plan)))
         assert self.in_flight or not self.scheduler.has_work, "work, but nothing runs"
         if self.in_flight and (plan is None or len(self.in_flight) > self.lag):
@@ -87,6 +109,16 @@ class Driver:
                 )
             elif seq.decoding and seq.remaining:
                 sat_out = True
+
+    def check_depths(self, plan: Plan) -> None:
+        """No row drafts more than its request asks for, or than is chosen for those that do not ask."""
+        rows = {seq.row: seq.request.params.depth for seq in self.scheduler._running.values()}
+        decoding = sum(step.samples for step in plan.rows) + len(rows)
+        chosen = max(self.choose_depth(num) for num in range(decoding + 1))
+        failed = self.scheduler.stats().speculation.drafter_error is not None
+        for step in plan.rows:
+            asked = rows[step.row]
+            assert step.depth <= (0 if failed else chosen if asked is None else asked)
 
     def drain(self, most_steps: int = 10_000) -> None:
         for _ in range(most_steps):

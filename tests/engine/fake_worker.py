@@ -1,5 +1,8 @@
 """A worker without weights that believes nothing it is told.
 
+Its drafter proposes `depth` drafts, and is sure of the first: each one behind is half as probable as the
+one before.
+
 Its K/V cache holds, for each slot, a fingerprint of the token there and of all before it. Every
 step reads the whole row back through its block table, so a page given to two rows, a wrong prefix
 hit, a chunk that was skipped or a stale write shows at once. Tokens are a function of the row's own
@@ -82,6 +85,7 @@ class FakeWorker:
         self.kv = [[REJECTED] * config.page_size for _ in range(num_pages)]
         self.rows: dict[int, Row] = {}
         self.plans: list[Plan] = []
+        self.drafter_error: str | None = None  # set by a test: from the next step on nothing is drafted
 
     def launch(self, plan: Plan) -> Done:
         assert plan.step_id == len(self.plans)
@@ -101,9 +105,8 @@ class FakeWorker:
         for step in plan.rows:
             self.rows[step.row].page_ids.extend(step.new_page_ids)
         self._check_owners()
-        return Done(
-            StepResult(plan.step_id, tuple(self._run(self.rows[step.row], step) for step in plan.rows))
-        )
+        rows = tuple(self._run(self.rows[step.row], step) for step in plan.rows)
+        return Done(StepResult(plan.step_id, rows, self.drafter_error))
 
     def _check_owners(self) -> None:
         """A page that a row may still write is in no other row's table."""
@@ -119,14 +122,15 @@ class FakeWorker:
     def _run(self, row: Row, step: RowStep) -> RowResult:
         num_known, max_len = len(row.history), row.start.max_len
         if step.samples and num_known >= max_len:
-            return RowResult(step.row, step.depth, ())  # full: the host does not know yet
+            return self._result(row, step, ())  # full: the host does not know yet
         assert step.query_len >= 1
         end = row.computed_len + step.query_len
         assert (end == num_known) == step.samples, f"{end} of {num_known} tokens, samples={step.samples}"
         self._compute(row, end)
         if not step.samples:
             return RowResult(step.row, step.depth, ())
-        accept_len = 1 + min(self.accepts(row.history, step.depth), step.depth, max_len - num_known - 1)
+        num_right = 0 if self.drafter_error else self.accepts(row.history, step.depth)
+        accept_len = 1 + min(num_right, step.depth, max_len - num_known - 1)
         logprobs = []
         for _ in range(accept_len):
             token = self.next_token(row.history)
@@ -136,8 +140,27 @@ class FakeWorker:
         for position in range(len(row.history) - 1, min(num_known + step.depth, max_len - 1)):
             self._write(row, position, REJECTED)
         wanted = row.start.params.logprobs is not None
-        tokens = tuple(row.history[num_known:])
-        return RowResult(step.row, step.depth, tokens, tuple(logprobs) if wanted else None)
+        return self._result(row, step, tuple(row.history[num_known:]), tuple(logprobs) if wanted else None)
+
+    def _result(
+        self,
+        row: Row,
+        step: RowStep,
+        token_ids: tuple[int, ...],
+        logprobs: tuple[TokenLogprobs, ...] | None = None,
+    ) -> RowResult:
+        num_drafted = 0 if self.drafter_error else step.depth
+        probs = tuple(0.5**i for i in range(num_drafted)) if row.start.params.speculation_summary else None
+        num_verified = max(len(token_ids) - 1, num_drafted - 1)  # a worker may leave the last draft out
+        return RowResult(
+            step.row,
+            step.depth,
+            token_ids,
+            logprobs,
+            num_drafted=num_drafted,
+            num_verified=num_verified if num_drafted else 0,
+            draft_probs=probs,
+        )
 
     def _compute(self, row: Row, end: int) -> None:
         """Read K/V of the computed tokens, write that of the others up to `end`."""

@@ -3,6 +3,8 @@
 The first two faults of `examples/traps`, and their kind, at every depth and with a step in flight.
 """
 
+from dataclasses import replace
+
 import pytest
 from engine_driver import Driver, make_request
 from fake_worker import EOS
@@ -101,7 +103,7 @@ def test_a_cut_is_the_first_end_token_by_token(block: list[int], room: int, stop
 
 
 PLAN = Plan(3, (), (), (RowStep(0, 5, False), RowStep(2, 1, True, depth=1)))
-GOOD = (RowResult(0, 0, ()), RowResult(2, 1, (4, 5)))
+GOOD = (RowResult(0, 0, ()), RowResult(2, 1, (4, 5), num_drafted=1, num_verified=1))
 
 
 @pytest.mark.parametrize(
@@ -112,7 +114,11 @@ GOOD = (RowResult(0, 0, ()), RowResult(2, 1, (4, 5)))
         (StepResult(3, GOOD[::-1]), "row 0 was answered with row 2"),
         (StepResult(3, (RowResult(0, 0, (1,)), GOOD[1])), "row 0 yielded 1 tokens of at most 0"),
         (StepResult(3, (GOOD[0], RowResult(2, 1, (1, 2, 3)))), "row 2 yielded 3 tokens of at most 2"),
-        (StepResult(3, (GOOD[0], RowResult(2, 1, (1, 2), ()))), "row 2 has 0 logprobs for 2 tokens"),
+        (StepResult(3, (GOOD[0], replace(GOOD[1], logprobs=()))), "row 2 has 0 logprobs for 2 tokens"),
+        (StepResult(3, (GOOD[0], replace(GOOD[1], num_verified=0))), "1 drafts accepted, 0 verified, 1 made"),
+        (StepResult(3, (GOOD[0], replace(GOOD[1], num_drafted=0))), "1 drafts accepted, 1 verified, 0 made"),
+        (StepResult(3, (GOOD[0], replace(GOOD[1], num_drafted=2))), "1 verified, 2 made"),
+        (StepResult(3, (GOOD[0], replace(GOOD[1], depth=0))), "planned with depth 1: .* at depth 0"),
     ],
 )
 def test_an_impossible_answer_is_refused(result: StepResult, message: str):

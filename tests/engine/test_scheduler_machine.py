@@ -37,6 +37,7 @@ class Interleavings(RuleBasedStateMachine):
             lag=lag,
             num_pages=num_pages,
             max_model_len=30,
+            max_depth=6,
             choose_depth=lambda num_decoding: depths[num_decoding % len(depths)],
             accepts=lambda history, depth: hashed([*history, 1]) % (depth + 1),
             page_size=page_size,
@@ -59,6 +60,8 @@ class Interleavings(RuleBasedStateMachine):
         ignore_eos=st.booleans(),
         stop_token_ids=st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=2).map(tuple),
         logprobs=st.sampled_from([None, 0]),
+        depth=st.none() | st.integers(0, 6),
+        speculation_summary=st.booleans(),
     )
     def arrive(self, base: list[int], shared: int, tail: list[int], max_tokens: int, **params: object):
         prompt_ids = [*base[:shared], *tail]
@@ -78,6 +81,10 @@ class Interleavings(RuleBasedStateMachine):
     @rule(data=st.data())
     def hang_up(self, data: st.DataObject):
         self.driver.abort(data.draw(st.sampled_from(self.open_ids())))
+
+    @rule()
+    def lose_the_drafter(self):
+        self.driver.worker.drafter_error = "RuntimeError: gone"
 
     @rule(num=st.integers(1, 6))
     def run(self, num: int):

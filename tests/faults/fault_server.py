@@ -137,8 +137,8 @@ def fake(*flags: str, model: Path, **more: Any) -> Server:
     """A server on the fake engine of tests/server."""
     path = os.pathsep.join([str(FAKES), os.environ.get("PYTHONPATH", "")])
     env = {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1", **more.pop("env", {})}
-    command = (str(FAKES / "serve_fake.py"), "--model", str(model), "--served-model-name", "tiny")
-    return Server(*command, *flags, env=env, **more)
+    tiny = ("--model", str(model), "--served-model-name", "tiny", "--draft", "ngram")
+    return Server(str(FAKES / "serve_fake.py"), *tiny, *flags, env=env, **more)
 
 
 def real(*flags: str) -> Server:

@@ -71,6 +71,22 @@ def test_a_model_that_is_gone_when_the_engine_comes_back_ends_the_server(
     assert "tensor lm_head.weight is missing" in server.log[-1]
 
 
+def test_a_new_engine_has_its_drafter_again(fake: Callable[..., Server]) -> None:
+    server = fake("--quick-death-seconds", "0")
+
+    def speculation() -> str:
+        health = server.client.get("/health").json()
+        return str(health["speculation"]["status"]) if "speculation" in health else "unknown"
+
+    server.client.post(TEXT, json={"prompt": "<|undraft|>ab"})
+    assert eventually(lambda: speculation() == "failed")
+    server.kill_engine()
+    assert eventually(server.is_healthy)
+    assert eventually(lambda: speculation() == "on"), "though nothing has been asked of it yet"
+    text = server.client.get("/metrics").text
+    assert 'paceline:spec_decode_drafter_failed{model_name="tiny"} 0.0' in text
+
+
 def test_a_hung_engine_is_noticed(fake: Callable[..., Server]) -> None:
     server = fake("--hang-seconds", "2")
     pid = server.engine_pid()

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "models"))
+sys.path.extend(str(Path(__file__).resolve().parents[1] / folder) for folder in ("models", "draft"))
 
-from paceline.config import EngineConfig
+from paceline.config import DEFAULT_MODEL, EngineConfig
+from paceline.draft.checkpoint import export_draft
 from paceline.engine.factory import build
 from paceline.request import EngineRequest, SamplingParams
 from paceline.train.attention import causal_with_diagonals
@@ -29,10 +30,26 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _answers(folder: Path, device: str, temperature: float) -> dict[str, list[int]]:
+@pytest.fixture(scope="module")
+def tiny_head(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random head for it."""
+    from draft_cases import config, random_draft
+
+    folder = tmp_path_factory.mktemp("head") / "head"
+    sizes = {"hidden_size": 128, "target_hidden_size": 128, "num_heads": 4, "num_kv_heads": 2, "head_dim": 32}
+    vocabularies = {"vocab_size": 512, "draft_vocab_size": 256}
+    export_draft(random_draft(config(**sizes, **vocabularies, capture_layer_ids=(0, 1))), folder)
+    return folder
+
+
+def _answers(
+    model: Path | str, device: str, temperature: float, draft: str | None = None, depth: int = 0
+) -> dict[str, list[int]]:
     """Twelve requests of different lengths at once, with penalties and truncation among them."""
     config = EngineConfig(
-        model=str(folder),
+        model=str(model),
+        draft=draft,
+        depth=depth,
         device=device,
         precision="fp32",
         max_num_seqs=8,
@@ -57,6 +74,24 @@ def _answers(folder: Path, device: str, temperature: float) -> dict[str, list[in
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_cuda_says_what_the_cpu_says(tiny_folder: Path, temperature: float) -> None:
     assert _answers(tiny_folder, "cuda", temperature) == _answers(tiny_folder, "cpu", temperature)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("depth", [0, 2, 4])
+def test_drafts_do_not_change_words(
+    tiny_folder: Path, tiny_head: Path, temperature: float, depth: int
+) -> None:
+    plain = _answers(tiny_folder, "cuda", temperature, "none")
+    for draft in (str(tiny_head), "ngram"):
+        assert _answers(tiny_folder, "cuda", temperature, draft, depth) == plain
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_the_shipped_head_does_not_change_words(temperature: float) -> None:
+    plain = _answers(DEFAULT_MODEL, "cuda", temperature, "none")
+    for depth in (0, 2):
+        assert _answers(DEFAULT_MODEL, "cuda", temperature, depth=depth) == plain
 
 
 @pytest.mark.parametrize("num_diagonals", [0, 1, 4])

@@ -82,6 +82,34 @@ def test_one_that_does_not_compile_is_told_so(engine: Engine, worker: PreparingW
     assert not engine.has_work
 
 
+def test_a_full_queue_delays_what_is_compiled_and_newcomers_do_not_pass(
+    engine: Engine, worker: PreparingWorker
+) -> None:
+    for name in ("first", "second"):
+        engine.add(request(name, name))
+    for i in range(4):
+        engine.add(request(f"full {i}"))  # two run, two wait
+    for future in worker.futures.values():
+        future.set_result(None)
+    outputs = engine.step()
+    num_newcomers = 0
+    while engine.has_work:
+        try:
+            engine.add(request(f"newcomer {num_newcomers}"))
+            num_newcomers += 1
+        except QueueFullError:
+            pass
+        outputs += engine.step()
+        if num_newcomers == 9:
+            break
+    order = [o.request_id for o in outputs if o.finish_reason is not None]
+    assert all(o.error is None for o in outputs)
+    for name in ("first", "second"):
+        assert tokens(outputs, name) == alone(request(name), 64)[0]
+        assert order.index(name) < order.index("newcomer 0")
+    assert order.index("first") <= order.index("second")
+
+
 def test_an_abort_ends_the_wait(engine: Engine, worker: PreparingWorker) -> None:
     engine.add(request("gone", "a"))
     assert engine.abort("gone") == RequestOutput("gone", finish_reason="abort")

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.kernels.paged_attention import paged_attention, scratch_floats
+from paceline.kernels.paged_attention import paged_attention, paged_write, scratch_floats
 from paceline.kernels.parallel import Program, Team
 
 EPS = 1e-6
@@ -73,14 +73,30 @@ class Step:
         team.run(Program([phase]))
         return out
 
+    def segments(self) -> list[list[int]]:
+        begins = np.cumsum([0, *(q_len for _, q_len in self.case.segments)]).tolist()
+        return [[begins[row], q_len, start, row] for row, (start, q_len) in enumerate(self.case.segments)]
+
     def whole(self, team: Team) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """All segments at once: the output and the caches after it."""
         k, v = self.k.clone(), self.v.clone()
-        segments, begin = [], 0
-        for row, (start, q_len) in enumerate(self.case.segments):
-            segments.append([begin, q_len, start, row])
-            begin += q_len
-        return self.run(team, segments, self.qkv, k, v), k, v
+        return self.run(team, self.segments(), self.qkv, k, v), k, v
+
+    def write(self, team: Team) -> tuple[torch.Tensor, torch.Tensor]:
+        """The caches after K and V alone are written."""
+        c, k, v = self.case, self.k.clone(), self.v.clone()
+        at = c.num_heads * c.head_dim  # what stands before K
+        kv = self.qkv[:, at:].contiguous()
+        bias: torch.Tensor | int = 0 if self.bias is None else self.bias[at:].contiguous()
+        scratch = torch.full((team.num_threads, scratch_floats(c.head_dim)), torch.nan)
+        phase = paged_write.bind(
+            *(kv, bias, k, v, self.cos, self.sin, 0 if self.k_norm is None else self.k_norm, EPS),
+            *(np.array(self.segments(), np.int64), self.tables, self.tables.stride(0) * 4),
+            *(c.page_size, c.num_kv_heads, c.head_dim, scratch, scratch.stride(0) * 4),
+            num_tasks=len(c.segments) * c.num_kv_heads,
+        )
+        team.run(Program([phase]))
+        return k, v
 
     def one_by_one(self, team: Team) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Every token in a step of its own."""
@@ -181,6 +197,16 @@ def test_writes_its_own_positions_and_nothing_else(teams: list[Team], case: Case
             v_kept[page, :, slot] = v_cache[page, :, slot]
     assert torch.equal(k_cache, k_kept)
     assert torch.equal(v_cache, v_kept)
+
+
+@settings(max_examples=25, deadline=None)
+@given(case=cases, num_threads=st.integers(1, 3))
+def test_writing_alone_leaves_the_same_bits(teams: list[Team], case: Case, num_threads: int) -> None:
+    step = Step(case)
+    _, k_cache, v_cache = step.whole(teams[0])
+    k_written, v_written = step.write(teams[num_threads - 1])
+    assert torch.equal(k_written, k_cache)
+    assert torch.equal(v_written, v_cache)
 
 
 def test_large_scores_do_not_overflow(teams: list[Team]) -> None:

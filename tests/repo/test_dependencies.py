@@ -62,7 +62,9 @@ def imported(*folders: str) -> set[str]:
 
 
 def test_source_imports_exactly_the_dependencies() -> None:
-    assert imported("src") | BEHIND_UVICORN == names(project()["dependencies"])
+    asked = project()
+    wanted = names(asked["dependencies"]) | names(asked["optional-dependencies"]["bench"])
+    assert imported("src") | BEHIND_UVICORN == wanted
 
 
 def test_tests_import_exactly_the_dev_dependencies() -> None:
@@ -77,7 +79,7 @@ def test_benchmarks_and_docs_import_nothing_else() -> None:
     assert imported("benchmarks", "docs") - known <= BENCHMARKS_OWN
 
 
-@pytest.mark.parametrize("extra", ["dependencies", "dev"])
+@pytest.mark.parametrize("extra", ["dependencies", "bench", "dev"])
 def test_no_requirement_has_an_upper_bound(extra: str) -> None:
     """An upper bound would fight with the pins of whatever Paceline is installed beside."""
     asked = project()

@@ -11,6 +11,8 @@ import torch
 from paceline.request import SamplingParams
 from paceline.worker.sampling import SamplerState
 
+torch.set_num_threads(1)  # the tensors here are small: threads that wait for work would only disturb
+
 
 @pytest.fixture(scope="session")
 def make_state() -> Callable[..., SamplerState]:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.stats import chisquare, kstest
 
-from paceline.worker import noise, sampling_cpu
+from paceline.worker import noise, race_cpu
 
 # Known answers of Random123, the generator's own library (kat_vectors: philox4x32, 10 rounds).
 KNOWN = [
@@ -24,7 +24,7 @@ AXES = ("token", "position", "choice", "seed")
 @pytest.mark.parametrize(("inputs", "words"), KNOWN)
 def test_known_answers_in_python_torch_and_numba(inputs: tuple[int, ...], words: tuple[int, ...]) -> None:
     assert noise.philox(*inputs) == words
-    assert sampling_cpu._philox(*inputs) == words
+    assert race_cpu.philox(*inputs) == words
     assert tuple(int(w) for w in noise.philox(*(torch.tensor(i) for i in inputs))) == words
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sampling_reference import process, reference
 
 from paceline.request import SamplingParams
-from paceline.worker import sampling_cpu, sampling_torch
+from paceline.worker import race_cpu, sampling_torch
 from paceline.worker.sampling import SamplerState, processed, sample, sample_torch
 
 MakeState = Callable[..., SamplerState]
@@ -141,7 +141,7 @@ def test_cpu_kernels_choose_what_torch_chooses(
 def test_kernel_exponential_is_accurate() -> None:
     z = np.linspace(-86.9, 0.0, 400_001).astype(np.float32)
     weights = np.empty_like(z)
-    sampling_cpu._weigh(z, np.float32(0.0), np.float32(1.0), weights)
+    race_cpu.weigh(z, np.float32(0.0), np.float32(1.0), weights)
     exact = np.exp(z.astype(np.float64))
     assert np.abs(weights / exact - 1.0).max() < 2e-7
     assert weights[-1] == 1.0

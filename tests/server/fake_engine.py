@@ -2,8 +2,9 @@
 prompt has the special token <|say|>, what follows that up to the next special token, and EOS.
 
 It keeps the real one's promises (blocks cut at stop tokens and at max_tokens, one final output, a
-bounded queue) and writes what happens to the file that FAKE_JOURNAL names. Special tokens in a prompt
-make it die, raise, be slow, or blame the request's grammar.
+bounded queue, the depth that is asked for) and writes what happens to the file that FAKE_JOURNAL names.
+Every draft of its drafter is right. Special tokens in a prompt make it die, raise, be slow, blame the
+request's grammar, or lose its drafter.
 """
 
 from __future__ import annotations
@@ -16,15 +17,18 @@ from pathlib import Path
 from tiny_model import SPECIAL
 
 from paceline.config import EngineConfig
+from paceline.engine.drafting import Drafting, Tally
 from paceline.engine.factory import BuiltEngine
 from paceline.engine.messages import Ready
+from paceline.engine.policies import make_steering
 from paceline.engine.stats import SchedulerStats
+from paceline.engine.steering import Candidate
 from paceline.errors import EngineDeadError, ModelError, QueueFullError
 from paceline.request import EngineRequest, RequestOutput, TokenLogprobs
+from paceline.step import RowResult
 from paceline.tokenizer import load_tokenizer
 
 MAX_MODEL_LEN = 4096
-BLOCK = 3  # tokens a step, as if two drafts had been accepted
 
 
 class FakeEngine:
@@ -32,6 +36,10 @@ class FakeEngine:
         self._special = special
         self._limit = config.max_num_seqs + config.max_queue
         self._live: dict[str, tuple[EngineRequest, int]] = {}  # with the number of tokens given
+        self._drafting = Drafting(0 if config.draft == "none" else config.max_depth)
+        self._steering = make_steering(config, self._drafting.max_depth, None)
+        self._num_generated_tokens = 0
+        self._tallies: dict[str, Tally] = {}
         self._failed = False
 
     @property
@@ -46,6 +54,7 @@ class FakeEngine:
 
     def abort(self, request_id: str) -> None:
         if self._live.pop(request_id, None):
+            self._steering.ended(request_id)
             journal("abort", request_id)
 
     def step(self) -> list[RequestOutput]:
@@ -59,12 +68,31 @@ class FakeEngine:
             return [RequestOutput(i, finish_reason="error", error="boom") for i in self._live]
         if any(self._special["<|slow|>"] in p for p in prompts):
             time.sleep(0.02)
-        outputs = self._blame()
-        outputs += [self._advance(request, start) for request, start in list(self._live.values())]
+        if any(self._special["<|undraft|>"] in p for p in prompts):
+            self._drafting.fail("RuntimeError: no drafts today")
+        outputs = self._blame() + self._round()
         for output in outputs:
             if output.finish_reason is not None:
                 journal("finish", output.request_id)
                 self._live.pop(output.request_id, None)
+                self._steering.ended(output.request_id)
+        return outputs
+
+    def _round(self) -> list[RequestOutput]:
+        """A block for everybody, as deep as the policy says."""
+        begun, room, outputs = time.perf_counter(), self._drafting.max_depth, []
+        rows = [
+            Candidate(request.request_id, room, request.params.depth, len(request.prompt_ids) + start)
+            for request, start in self._live.values()
+        ]
+        chosen = self._steering.decide(rows, 0)
+        results = {}
+        for request, start in list(self._live.values()):
+            output, got = self._advance(request, start, chosen.depths[request.request_id])
+            outputs.append(output)
+            results[request.request_id] = got
+            self._num_generated_tokens += len(output.token_ids)
+        self._steering.observe(chosen.decision, results, time.perf_counter() - begun)
         return outputs
 
     def _blame(self) -> list[RequestOutput]:
@@ -86,17 +114,19 @@ class FakeEngine:
             num_preemptions=0,
             num_prompt_tokens_computed=0,
             num_prompt_tokens_cached=0,
-            num_generated_tokens=0,
+            num_generated_tokens=self._num_generated_tokens,
+            speculation=self._drafting.stats(),
+            policy=self._steering.stats(),
         )
 
-    def _advance(self, request: EngineRequest, start: int) -> RequestOutput:
+    def _advance(self, request: EngineRequest, start: int, depth: int) -> tuple[RequestOutput, RowResult]:
         params = request.params
         assert params.max_tokens is not None
         stops = set(params.stop_token_ids) | (set() if params.ignore_eos else {self._special["<|im_end|>"]})
         token_ids: list[int] = []
         stop_token_id = finish_reason = None
         script = self._script(request.prompt_ids)
-        for i in range(start, start + BLOCK):
+        for i in range(start, start + 1 + depth):
             token_ids.append(script[i % len(script)])
             if token_ids[-1] in stops:
                 stop_token_id, finish_reason = token_ids[-1], "stop"
@@ -105,8 +135,13 @@ class FakeEngine:
                 finish_reason = "length"
                 break
         self._live[request.request_id] = (request, start + len(token_ids))
+        tally = self._tallies.setdefault(request.request_id, Tally())
+        block = tuple(script[i % len(script)] for i in range(start, start + 1 + depth))
+        got = RowResult(0, depth, block, None, None, None, depth, depth, (0.5,) * depth)
+        self._drafting.count(got)
+        tally.add(got)
         logprobs = None if params.logprobs is None else [_logprobs(t, params.logprobs) for t in token_ids]
-        return RequestOutput(
+        output = RequestOutput(
             request.request_id,
             token_ids,
             logprobs,
@@ -114,7 +149,9 @@ class FakeEngine:
             finish_reason=finish_reason,
             stop_token_id=stop_token_id,
             num_cached_tokens=2,
+            speculation=tally.summary() if params.speculation_summary else None,
         )
+        return output, got
 
     def _script(self, prompt_ids: list[int]) -> list[int]:
         say = self._special["<|say|>"]
@@ -151,9 +188,15 @@ def build(config: EngineConfig) -> BuiltEngine:
         raise ModelError(f"{config.model}: tensor lm_head.weight is missing")
     tokenizer = load_tokenizer(Path(config.model))
     special = {text: tokenizer.encode(text)[0] for text in SPECIAL}
-    return BuiltEngine(
-        FakeEngine(config, special), Ready(max_model_len=MAX_MODEL_LEN, vocab_size=tokenizer.vocab_size)
+    has_drafter = config.draft != "none"
+    ready = Ready(
+        max_model_len=MAX_MODEL_LEN,
+        vocab_size=tokenizer.vocab_size,
+        max_depth=config.max_depth if has_drafter else 0,
+        depth=config.depth if has_drafter else 0,
+        draft=config.draft if has_drafter else None,
     )
+    return BuiltEngine(FakeEngine(config, special), ready)
 
 
 def never(config: EngineConfig) -> BuiltEngine:

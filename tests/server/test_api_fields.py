@@ -224,9 +224,13 @@ class TestMetrics:
         )
 
     def test_a_refused_request_counts_as_nothing(self, served: Served) -> None:
-        before = scrape(served)
+        def counted() -> dict[tuple[str, str], float]:
+            # Drafts of requests before this one may still be reported: that is up to the engine.
+            return {key: num for key, num in scrape(served).items() if "spec_decode" not in key[0]}
+
+        before = counted()
         assert served.client.post(TEXT, json=text_body(n=4000)).status_code in (400, 429)
-        assert scrape(served) == before
+        assert counted() == before
 
     def test_what_the_engine_says(self, served: Served) -> None:
         post(served, TEXT, text_body())

@@ -160,6 +160,7 @@ class TestAnswers:
     def test_models(self, served: Served) -> None:
         listed = served.client.get("/v1/models").json()
         assert [(m["id"], m["max_model_len"]) for m in listed["data"]] == [("tiny", 4096)]
+        assert [(m["draft"], m["max_depth"]) for m in listed["data"]] == [("ngram", 8)]
         assert served.client.get("/v1/models/tiny").json() == listed["data"][0]
 
     def test_tokenizer_info(self, served: Served) -> None:
@@ -169,7 +170,8 @@ class TestAnswers:
         assert info["chat_template"] == TEMPLATE
 
     def test_health_and_version(self, served: Served) -> None:
-        assert served.client.get("/health").json() == {"status": "ok"}
+        speculation = {"status": "on", "depth": 2, "max_depth": 8, "draft": "ngram"}
+        assert served.client.get("/health").json() == {"status": "ok", "speculation": speculation}
         assert set(served.client.get("/version").json()) == {"version"}
 
 
@@ -215,6 +217,38 @@ REFUSED = [
     (TEXT, text_body(suffix="x"), 400, "suffix", "not supported yet"),
     (TEXT, text_body(stream_options={"include_usage": True}), 400, "stream_options", "stream: true"),
     (TEXT, text_body(stream=True, stream_options={"x": 1}), 400, "stream_options.x", "unknown field"),
+    (TEXT, text_body(speculation={"k": 1}), 400, "speculation.k", "unknown field"),
+    (TEXT, text_body(speculation=2), 400, "speculation", "got `int`"),
+    (TEXT, text_body(speculation={"depth": True}), 400, "speculation.depth", "got `bool`"),
+    (
+        TEXT,
+        text_body(speculation={"depth": -1}),
+        400,
+        "speculation.depth",
+        "speculation.depth must be at least 0, got -1",
+    ),
+    (
+        TEXT,
+        text_body(speculation={"depth": 9}),
+        400,
+        "speculation.depth",
+        "speculation.depth must be at most 8, got 9",
+    ),
+    (CHAT, chat_body(speculation={"depth": 10**12}), 400, "speculation.depth", "got 1000000000000"),
+    (
+        CHAT,
+        chat_body(speculation={"depth": 3, "enabled": False}),
+        400,
+        "speculation.depth",
+        "speculation.depth is 3, but speculation.enabled is false",
+    ),
+    (
+        CHAT,
+        chat_body(speculation={"depth": 0, "enabled": True}),
+        400,
+        "speculation.depth",
+        "speculation.depth is 0, but speculation.enabled is true",
+    ),
     (TEXT, {"max_tokens": 1}, 400, "prompt", "missing field: prompt"),
     (TEXT, text_body(["a", 5]), 400, "prompt[1]", "list of texts or a list of token ids"),
     (TEXT, text_body([]), 400, "prompt", "empty"),

@@ -10,7 +10,9 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from paceline.tokenizer import Tokenizer, load_tokenizer
 
-SPECIAL = ("<|im_start|>", "<|im_end|>", "<|die|>", "<|raise|>", "<|slow|>", "<|say|>", "<|dead|>")
+SPECIAL = (
+    "<|im_start|>", "<|im_end|>", "<|die|>", "<|raise|>", "<|slow|>", "<|say|>", "<|dead|>", "<|undraft|>"
+)  # fmt: skip
 # Tools as in Hermes' and Qwen's templates.
 TEMPLATE = (
     "{% if tools %}<|im_start|>tools\n{{ tools | tojson }} as <tool_call>{}</tool_call><|im_end|>{% endif %}"

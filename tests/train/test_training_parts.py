@@ -98,7 +98,7 @@ def test_training_chains_are_serving_rounds(target_model: Model) -> None:
     steps, length = 3, 8
     chained = [head.logits(h) for h in head.chain(embedded, features[:, :length], steps)]
 
-    serving = build_head(to_draft(head, capture, torch.float32), TargetTables.dense(weights))
+    serving = build_head(to_draft(head, capture, torch.float32), TargetTables.of(weights))
     fused = serving.fuse(features[0])
     for t in range(length):
         cache = _Cache(config.head_dim)

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+
+sys.path.append(str(Path(__file__).parents[1] / "draft"))
+
 from tiny_checkpoints import write_hf, write_quantized
 
 

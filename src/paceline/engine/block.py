@@ -64,6 +64,12 @@ def check_result(plan: Plan, result: StepResult) -> None:
         most = 1 + step.depth if step.samples else 0
         if len(got.token_ids) > most:
             raise InvariantError(f"row {step.row} yielded {len(got.token_ids)} tokens of at most {most}")
+        num_accepted = max(0, len(got.token_ids) - 1)
+        if not num_accepted <= got.num_verified <= got.num_drafted <= step.depth or got.depth != step.depth:
+            raise InvariantError(
+                f"row {step.row} was planned with depth {step.depth}: {num_accepted} drafts accepted, "
+                f"{got.num_verified} verified, {got.num_drafted} made at depth {got.depth}"
+            )
         if got.logprobs is not None and len(got.logprobs) != len(got.token_ids):
             raise InvariantError(
                 f"row {step.row} has {len(got.logprobs)} logprobs for {len(got.token_ids)} tokens"

@@ -7,6 +7,8 @@ then tells its owner, who starts another.
 
 from __future__ import annotations
 
+import time
+
 import msgspec
 
 from paceline.config import EngineConfig
@@ -34,6 +36,7 @@ class Engine:
         self._max_preparing = config.max_queue
         self._preparing = Preparing()
         self._failure: Exception | None = None
+        self._last_result: float | None = None  # when the last step came back, if nothing was idle since
 
     @property
     def has_work(self) -> bool:
@@ -85,30 +88,24 @@ class Engine:
         self._raise_if_dead()
         outputs: list[RequestOutput] = []
         try:
-            outputs += self._start_prepared()
+            outputs += self._preparing.start_ready(self._scheduler.add)
             plan = self._scheduler.schedule()
             if plan is not None:
+                begun = self._last_result or time.perf_counter()
                 result = self._worker.launch(plan).result()
-                outputs += self._scheduler.commit(plan, result)
+                self._last_result = time.perf_counter()
+                outputs += self._scheduler.commit(plan, result, self._last_result - begun)
             elif self._preparing:
                 self._preparing.wait()
+            if plan is None or not self._scheduler.has_work:
+                self._last_result = None  # what comes next is no continuation
+            # Again: what this step left free is theirs before it is a newcomer's.
+            outputs += self._preparing.start_ready(self._scheduler.add)
             if self._check_when_idle and not self._scheduler.has_work:
                 self._scheduler.check()
         except Exception as failure:
             self._failure = failure
             outputs += self._scheduler.abandon(_reason(failure)) + self._preparing.abandon(_reason(failure))
-        return outputs
-
-    def _start_prepared(self) -> list[RequestOutput]:
-        """Hand over what is prepared; returns the final outputs of what cannot be."""
-        if not self._preparing:
-            return []
-        ready, outputs = self._preparing.take_ready()
-        for request in ready:
-            try:
-                self._scheduler.add(request)
-            except QueueFullError as error:  # it was not full when the request came
-                outputs.append(RequestOutput(request.request_id, finish_reason="error", error=str(error)))
         return outputs
 
     def _raise_if_dead(self) -> None:

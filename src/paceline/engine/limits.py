@@ -20,6 +20,7 @@ class Limits:
     vocab_size: int
     page_size: int
     num_pages: int  # that one request can hold
+    max_depth: int  # drafts of a row in a step
 
     def max_len(self, request: EngineRequest) -> int:
         """Most tokens the request may come to, prompt and answer.
@@ -43,6 +44,7 @@ class Limits:
                 "prompt", f"token ids of a prompt must be in [0, {self.vocab_size}), got {wrong}"
             )
         request.params.check_token_ids(self.vocab_size)
+        request.params.check_depth(self.max_depth)
         max_len = min(prompt_len + max_tokens, self.max_model_len)
         num_pages = -(-(max_len - 1) // self.page_size)  # the newest token has no K/V yet
         if num_pages > self.num_pages:

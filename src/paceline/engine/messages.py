@@ -39,6 +39,9 @@ class Ready(Message, frozen=True, kw_only=True):
 
     max_model_len: int  # prompt plus answer, in tokens
     vocab_size: int
+    max_depth: int = 0  # drafts of a row in a step; 0: there is no drafter
+    depth: int | str = 0  # for requests that do not say; "auto": chosen at every step
+    draft: str | None = None  # the drafter's name
 
 
 class Accepted(Message, frozen=True):
@@ -63,7 +66,7 @@ class Outputs(Message, frozen=True):
 
 
 class Stats(Message, frozen=True):
-    """Where the engine stands; sent about once a second while it works, and when it falls idle."""
+    """Where the engine stands: sent when ready, each second or so while it works, and when it falls idle."""
 
     scheduler: SchedulerStats
 

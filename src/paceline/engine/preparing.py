@@ -6,9 +6,11 @@ Knows futures, not what is being made.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
+from paceline.errors import QueueFullError
 from paceline.request import EngineRequest, RequestOutput
 
 PATIENCE = 0.01  # seconds that an otherwise idle step waits; a request that comes meanwhile waits as long
@@ -40,22 +42,28 @@ class Preparing:
         """Sleep until a future is done, but not for long."""
         wait([future for _, future in self._waiting.values()], PATIENCE, FIRST_COMPLETED)
 
-    def take_ready(self) -> tuple[list[EngineRequest], list[RequestOutput]]:
-        """Remove those that are done: the requests that may start, and the final outputs of the others."""
-        ready: list[EngineRequest] = []
+    def start_ready(self, start: Callable[[EngineRequest], object]) -> list[RequestOutput]:
+        """Hand those that are done to `start`; those for which it raises QueueFullError wait on.
+
+        Returns:
+            The final outputs of those that cannot start.
+        """
         failed: list[RequestOutput] = []
         for request_id, (request, future) in list(self._waiting.items()):
             if not future.done():
                 continue
-            del self._waiting[request_id]
             error = future.exception()
             if error is None:
-                ready.append(request)
+                try:
+                    start(request)
+                except QueueFullError:  # it was not full when the request came, so it is not refused now
+                    continue
             else:
                 failed.append(
                     RequestOutput(request_id, finish_reason="error", error=str(error), error_param="grammar")
                 )
-        return ready, failed
+            del self._waiting[request_id]
+        return failed
 
     def abandon(self, reason: str) -> list[RequestOutput]:
         """End all of them by an error."""

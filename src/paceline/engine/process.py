@@ -93,6 +93,7 @@ def serve(engine: StepEngine, wire: Wire) -> None:
     Raises:
         EngineDeadError: a step failed. The outputs that say so to every request have been sent.
     """
+    wire.send(Stats(engine.stats()))
     next_stats = 0.0
     while True:
         accepted: list[str] = []

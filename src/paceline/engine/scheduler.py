@@ -1,7 +1,7 @@
 """Which rows run in the next step, and what became of the last: computed tokens chase known ones.
 
 There is no prefill phase and no decode phase. A step has a token budget: every decoding row takes
-1 + depth of it, prompt chunks share the rest first come first served. Older requests come first
+1 + its depth of it, prompt chunks share the rest first come first served. Older requests come first
 everywhere: out of pages, the youngest running one gives up its pages, waits at the front of the
 queue and is computed again later, so the oldest always gets on and nothing is lost.
 
@@ -15,35 +15,32 @@ Knows nothing of the model, text, time or processes.
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from paceline.config import EngineConfig
 from paceline.engine.block import check_result, cut
+from paceline.engine.drafting import Drafting, Tally
 from paceline.engine.limits import Limits
 from paceline.engine.pages import InvariantError, PagePool, ensure
-from paceline.engine.prefix import PrefixHasher
+from paceline.engine.prefix_cache import PrefixCache
 from paceline.engine.sequence import Sequence, Status
 from paceline.engine.stats import SchedulerStats
+from paceline.engine.steering import Candidate, Round, Steering
 from paceline.errors import QueueFullError, RequestError
-from paceline.request import EngineRequest, RequestOutput, TokenLogprobs
+from paceline.policy import Decision, Fixed
+from paceline.request import EngineRequest, RequestOutput
 from paceline.step import Plan, RowResult, RowStart, RowStep, StepResult
-
-ChooseDepth = Callable[[int], int]
-
-
-def no_drafts(num_decoding: int) -> int:
-    """The depth of plain decoding, for any number of decoding rows."""
-    return 0
 
 
 @dataclass(slots=True)
 class _Step:
     """A plan in the making."""
 
-    depth: int  # drafts per decoding row, at most
     chunk_budget: int  # tokens left for prompt chunks
+    round: Round | None = None  # how deep decoding rows draft, if there are any
     starts: list[RowStart] = field(default_factory=list)
     decodes: list[tuple[Sequence, RowStep]] = field(default_factory=list)
     chunks: list[tuple[Sequence, RowStep]] = field(default_factory=list)
@@ -59,8 +56,9 @@ class Scheduler:
         eos_token_ids: end a request unless it says `ignore_eos`.
         max_model_len: most tokens, prompt and answer, that the model takes.
         vocab_size: token ids of a prompt must be below it.
-        choose_depth: drafts per decoding row, given how many there are; asked at every step. The
-            budget, the row's limit and the free pages may trim its answer.
+        max_depth: largest depth that a request may ask for; 0: there is no drafter.
+        steering: asked at every step with decoding rows how deep they draft, and told what came of it. The
+            budget, the row's limit and the free pages trim every row's depth. None: nobody drafts.
 
     Raises:
         ConfigError: `num_pages` is too small to hold anything.
@@ -74,22 +72,26 @@ class Scheduler:
         eos_token_ids: Iterable[int],
         max_model_len: int,
         vocab_size: int,
-        choose_depth: ChooseDepth = no_drafts,
+        max_depth: int = 0,
+        steering: Steering | None = None,
     ) -> None:
         self._config = config
         self._eos_token_ids = frozenset(eos_token_ids)
-        self._choose_depth = choose_depth
+        self._drafting = Drafting(max_depth)
+        self._steering = steering or Steering(Fixed(0))
 
         self._pool = PagePool(num_pages, config.page_size)
-        self._limits = Limits(max_model_len, vocab_size, config.page_size, self._pool.capacity)
-        self._hasher = PrefixHasher(config.page_size)
+        self._limits = Limits(max_model_len, vocab_size, config.page_size, self._pool.capacity, max_depth)
+        self._prefixes = PrefixCache(self._pool, enabled=config.prefix_caching)
         self._free_rows = list(range(config.max_num_seqs))  # a heap: low rows first keeps batches compact
 
         self._live: dict[str, Sequence] = {}  # accepted and without a final output
         self._waiting: deque[Sequence] = deque()  # oldest first, all younger than every running one
         self._running: dict[str, Sequence] = {}  # oldest first
         self._leaving: set[Sequence] = set()  # preempted or ended, with a step in flight
-        self._in_flight: deque[tuple[Plan, list[Sequence]]] = deque()  # launched, oldest first
+        self._in_flight: deque[tuple[Plan, list[Sequence], Decision | None]] = (
+            deque()
+        )  # launched, oldest first
         self._ended_rows: list[int] = []  # to tell the worker with the next plan
 
         self._num_arrivals = 0
@@ -116,6 +118,8 @@ class Scheduler:
             num_prompt_tokens_computed=self._num_prompt_tokens_computed,
             num_prompt_tokens_cached=self._num_prompt_tokens_cached,
             num_generated_tokens=self._num_generated_tokens,
+            speculation=self._drafting.stats(),
+            policy=self._steering.stats(),
         )
 
     # Requests come and go.
@@ -132,6 +136,8 @@ class Scheduler:
         if not request.params.ignore_eos:
             stop_ids |= self._eos_token_ids
         seq = Sequence(request, self._num_arrivals, max_len, stop_ids, list(request.prompt_ids))
+        if request.params.speculation_summary:
+            seq.tally = Tally()
         self._num_arrivals += 1
         self._live[request.request_id] = seq
         self._waiting.append(seq)
@@ -159,7 +165,7 @@ class Scheduler:
 
     def abandon(self, reason: str) -> list[RequestOutput]:
         """End every request by an error and forget the steps in flight: their worker has failed."""
-        for plan, sequences in self._in_flight:
+        for plan, sequences, _ in self._in_flight:
             for seq, step in zip(sequences, plan.rows, strict=True):
                 seq.settle(step)
         self._in_flight.clear()
@@ -178,6 +184,7 @@ class Scheduler:
     def _end(self, seq: Sequence) -> None:
         """No open request any more: the caller makes the final output."""
         del self._live[seq.request_id]
+        self._steering.ended(seq.request_id)
         if seq.status is Status.WAITING:
             self._waiting.remove(seq)
             seq.status = Status.ENDED
@@ -211,23 +218,43 @@ class Scheduler:
 
     def _new_step(self) -> _Step:
         budget = self._config.max_num_batched_tokens
-        num_decoding = sum(seq.decoding for seq in self._running.values())
-        if num_decoding == 0:
-            return _Step(depth=0, chunk_budget=budget)
+        decoding = [seq for seq in self._running.values() if seq.decoding and seq.remaining]
+        if not decoding:
+            return _Step(budget)
         # Every running row, and whoever comes next, keeps a share of the budget: drafts never stop a prompt.
         num_shares = len(self._running) + bool(self._waiting and self._free_rows)
-        depth = min(self._choose_depth(num_decoding), budget // num_shares - 1)
-        return _Step(depth, budget - num_decoding * (1 + depth))
+        most = min(budget // num_shares - 1, self._drafting.max_depth)
+        rows = [
+            Candidate(seq.request_id, min(most, self._room(seq)), seq.request.params.depth, seq.known_len)
+            for seq in decoding
+        ]
+        chosen = self._steering.decide(rows, min(budget - len(rows), self._num_prompt_tokens_due()))
+        return _Step(budget - sum(1 + depth for depth in chosen.depths.values()), chosen)
+
+    def _num_prompt_tokens_due(self) -> int:
+        """Prompt tokens that want to be computed, as far as can be told before it is planned."""
+        due = sum(s.known_len - s.planned_len for s in self._running.values() if not s.decoding)
+        for seq in itertools.islice(self._waiting, len(self._free_rows)):
+            if due >= self._config.max_num_batched_tokens:
+                break
+            due += seq.known_len
+        return due
+
+    def _room(self, seq: Sequence) -> int:
+        """Drafts beyond a row's limit cannot be accepted, and none is worth preempting somebody for."""
+        num_tokens = (len(seq.page_ids) + self._pool.num_available) * self._pool.page_size
+        return max(0, min(seq.remaining - 1, num_tokens - seq.upper_len))
 
     def _plan_decode(self, seq: Sequence, step: _Step) -> None:
         if seq.remaining == 0:
             return  # the steps in flight finish it
-        # Drafts beyond the row's limit cannot be accepted, and none is worth preempting somebody for.
-        room = (len(seq.page_ids) + self._pool.num_available) * self._pool.page_size - seq.upper_len
-        depth = max(0, min(step.depth, seq.remaining - 1, room))
-        new_page_ids = self._reserve(seq, min(seq.upper_len + depth, seq.max_len - 1), step)
+        assert step.round is not None
+        room = self._room(seq)
+        depth = min(step.round.depths[seq.request_id], room)
+        shadow = 0 if depth else min(step.round.shadow_depths.get(seq.request_id, 0), room)
+        new_page_ids = self._reserve(seq, min(seq.upper_len + max(depth, shadow), seq.max_len - 1), step)
         if new_page_ids is not None:
-            step.decodes.append((seq, RowStep(seq.row, 1, True, depth, new_page_ids)))
+            step.decodes.append((seq, RowStep(seq.row, 1, True, depth, new_page_ids, shadow)))
 
     def _plan_chunk(self, seq: Sequence, step: _Step) -> None:
         query_len = min(seq.known_len - seq.planned_len, step.chunk_budget)
@@ -249,14 +276,15 @@ class Scheduler:
         ends, self._ended_rows = tuple(self._ended_rows), []
         plan = Plan(self._num_steps, ends, tuple(step.starts), tuple([row_step for _, row_step in planned]))
         self._num_steps += 1
-        self._in_flight.append((plan, [seq for seq, _ in planned]))
+        decision = None if step.round is None else step.round.decision
+        self._in_flight.append((plan, [seq for seq, _ in planned], decision))
         return plan
 
     # Rows and pages change hands.
 
     def _admit(self, seq: Sequence, step: _Step) -> bool:
         """Give the head of the queue a row and its cached pages, if there are pages for its first chunk."""
-        hits = self._match(seq)
+        hits = self._prefixes.match(seq)
         hit_len = len(hits) * self._pool.page_size
         # A preempted request comes back when all it knows fits, or it would be preempted again for nothing.
         first_len = seq.known_len if seq.num_preemptions else min(seq.known_len, hit_len + step.chunk_budget)
@@ -271,17 +299,6 @@ class Scheduler:
             seq.num_cached_tokens = hit_len
             self._num_prompt_tokens_cached += hit_len
         return True
-
-    def _match(self, seq: Sequence) -> list[int]:
-        """Cached pages of its known tokens but the newest, which must be computed to go on from it.
-
-        None for a prompt whose logprobs are asked for: they need every position computed.
-        """
-        if not self._config.prefix_caching or seq.lacks_prompt_logprobs:
-            return []
-        num_pages = (seq.known_len - 1) // self._pool.page_size
-        self._hasher.extend(seq.digests, seq.token_ids, num_pages)
-        return self._pool.match(seq.digests)
 
     def _reserve(self, seq: Sequence, num_tokens: int, step: _Step) -> tuple[int, ...] | None:
         """Lengthen a row's block table to `num_tokens` tokens, preempting the youngest for it.
@@ -329,38 +346,56 @@ class Scheduler:
 
     # What became of a step.
 
-    def commit(self, plan: Plan, result: StepResult) -> list[RequestOutput]:
-        """Take the result of the oldest plan in flight; returns what it gave each request."""
+    def commit(self, plan: Plan, result: StepResult, seconds: float | None = None) -> list[RequestOutput]:
+        """Take the result of the oldest plan in flight; returns what it gave each request.
+
+        `seconds` are those of the step, from result to result; None if they mean nothing.
+        """
         assert plan is self._in_flight[0][0], "plans are committed in the order they were made"
         check_result(plan, result)
-        _, sequences = self._in_flight.popleft()
+        if result.drafter_error is not None:
+            self._drafting.fail(result.drafter_error)
+        _, sequences, decision = self._in_flight.popleft()
         outputs: list[RequestOutput] = []
+        rounds = {
+            seq.request_id: got
+            for seq, step, got in zip(sequences, plan.rows, result.rows, strict=True)
+            if seq.status is not Status.ENDED and step.samples and seq.known_len > seq.prompt_len
+        }
         for seq, step, got in zip(sequences, plan.rows, result.rows, strict=True):
             seq.settle(step)
             if seq.status is not Status.ENDED:
                 if step.samples:
                     outputs.append(self._accept(seq, got))
                 else:
-                    prompt_logprobs = self._new_prompt_logprobs(seq, got)
+                    prompt_logprobs = seq.take_prompt_logprobs(got)
                     seq.computed_len += step.query_len
-                    self._publish(seq)
+                    self._prefixes.publish(seq)
                     if prompt_logprobs:
                         outputs.append(RequestOutput(seq.request_id, prompt_logprobs=prompt_logprobs))
             if seq.num_in_flight == 0 and seq in self._leaving:
                 self._vacate(seq)
+        if decision is not None:
+            self._steering.observe(decision, rounds, seconds)
         return outputs
 
     def _accept(self, seq: Sequence, got: RowResult) -> RequestOutput:
         """Append a block to its request, as far as that goes."""
         if not got.token_ids and got.grammar_end is None:
             raise InvariantError(f"row {got.row} yielded nothing for a request that has not ended")
-        prompt_logprobs = self._new_prompt_logprobs(seq, got)
+        prompt_logprobs = seq.take_prompt_logprobs(got)
+        self._steering.drafted(seq.request_id, seq.known_len, got.shadow_ids)
+        if seq.known_len > seq.prompt_len:  # the first token is the prompt's step, no round
+            self._drafting.count(got)
+            if seq.tally is not None:
+                seq.tally.add(got)
         end = cut(got.token_ids, seq.known_len, seq.max_len, seq.stop_ids, got.grammar_end)
         token_ids = got.token_ids[: end.num_tokens]
         seq.token_ids.extend(token_ids)
         seq.computed_len = seq.known_len - 1
+        self._steering.committed(seq.request_id, seq.token_ids)
         self._num_generated_tokens += end.num_tokens
-        self._publish(seq)
+        self._prefixes.publish(seq)
         if end.finish_reason is not None:
             self._end(seq)
         return RequestOutput(
@@ -371,27 +406,10 @@ class Scheduler:
             finish_reason=end.finish_reason,
             stop_token_id=end.stop_token_id,
             num_cached_tokens=seq.num_cached_tokens,
+            speculation=None if seq.tally is None else seq.tally.summary(),
             error=end.error,
             error_param=None if end.error is None else "grammar",
         )
-
-    def _new_prompt_logprobs(self, seq: Sequence, got: RowResult) -> list[TokenLogprobs] | None:
-        """Those not delivered before a preemption; called before `computed_len` moves."""
-        if got.prompt_logprobs is None:
-            return None
-        new = list(got.prompt_logprobs[max(0, seq.num_prompt_logprobs - seq.computed_len) :])
-        seq.num_prompt_logprobs += len(new)
-        return new or None
-
-    def _publish(self, seq: Sequence) -> None:
-        """Let prompts hit the pages that are now full of committed, computed tokens."""
-        num_full = seq.computed_len // self._pool.page_size
-        if num_full == seq.num_published or not self._config.prefix_caching:
-            return
-        self._hasher.extend(seq.digests, seq.token_ids, num_full)
-        for i in range(seq.num_published, num_full):
-            self._pool.publish(seq.page_ids[i], seq.digests[i])
-        seq.num_published = num_full
 
     # Proof.
 
@@ -411,7 +429,7 @@ class Scheduler:
         ensure(ages == sorted(ages), f"requests are out of order: arrivals {ages}")
         for seq in holders:
             seq.check(self._pool.page_size)
-        num_launched = sum(len(sequences) for _, sequences in self._in_flight)
+        num_launched = sum(len(sequences) for _, sequences, _ in self._in_flight)
         num_counted = sum(seq.num_in_flight for seq in holders)
         ensure(num_launched == num_counted, f"{num_launched} row steps in flight, rows count {num_counted}")
         ensure(bool(self._live or self._in_flight or not self._pool.num_used), "pages are held while idle")

@@ -14,9 +14,10 @@ import enum
 from collections.abc import Set
 from dataclasses import dataclass, field
 
+from paceline.engine.drafting import Tally
 from paceline.engine.pages import ensure
-from paceline.request import EngineRequest
-from paceline.step import RowStart, RowStep
+from paceline.request import EngineRequest, TokenLogprobs
+from paceline.step import RowResult, RowStart, RowStep
 
 NO_ROW = -1
 
@@ -49,6 +50,7 @@ class Sequence:
     num_cached_tokens: int = 0  # of the prompt, at first admission
     num_prompt_logprobs: int = 0  # delivered, of the prompt's tokens from the second on
     num_preemptions: int = 0
+    tally: Tally | None = None  # of its rounds, when asked for
 
     planned_len: int = 0  # tokens computed once every step in flight is done; of use until `decoding`
     decoding: bool = False  # a step that samples was launched since it took its row
@@ -59,6 +61,11 @@ class Sequence:
     @property
     def request_id(self) -> str:
         return self.request.request_id
+
+    @property
+    def prompt_len(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.request.prompt_ids)
 
     @property
     def known_len(self) -> int:
@@ -80,6 +87,14 @@ class Sequence:
     def upper_len(self) -> int:
         """Most tokens it can know once every step in flight is done."""
         return self.known_len + self.max_new_in_flight
+
+    def take_prompt_logprobs(self, got: RowResult) -> list[TokenLogprobs] | None:
+        """Those not delivered before a preemption; called before `computed_len` moves."""
+        if got.prompt_logprobs is None:
+            return None
+        new = list(got.prompt_logprobs[max(0, self.num_prompt_logprobs - self.computed_len) :])
+        self.num_prompt_logprobs += len(new)
+        return new or None
 
     def launch(self, step: RowStep) -> None:
         """A step of this row is on its way."""

@@ -13,6 +13,8 @@ No value of the file is rounded: products are d * (sum of q x) + m * (sum of x),
 output's sum runs in the same order whatever the number of tokens, so a token's result does not depend on
 what else is in the batch.
 
+`packed_dot` is this module for processors with AVX-512 VNNI, and much faster.
+
 Three prologues and epilogues ride along, since each saves a pass and a fork of the threads:
 RMSNorm of x before, adding to y (the residual stream) or SwiGLU over row pairs after.
 """
@@ -59,15 +61,17 @@ from paceline.kernels.simd import (
 BLOCK = 32  # weights that share a scale, except in the 6-bit format
 STORE, ADD, SWIGLU = 0, 1, 2  # epilogues
 HEADER_BYTES = 64  # of a thread's scratch: the phase it was prepared for
+GEMM_X, EMBED_IDS = 7, 3  # arguments of the kernels that a caller may want to change
 MAX_TILE = 5  # tokens that one pass over the weights serves: more spill registers and are slower a token
 
 _I64 = ir.IntType(64)
 
 
 def _code_vectors(b: Any, codes: Any, bits: int, block: int) -> Iterator[tuple[int, Any]]:
-    """(k, float vector of 16 rows' codes) for the columns of the block at `codes`."""
+    """(k, float vector of 16 rows' codes) for the columns of the block at `codes`, its halves in turn."""
     if bits == 8:
-        for k in range(block):
+        for i in range(block):
+            k = i // 2 + i % 2 * (block // 2)
             yield k, b.sitofp(b.sext(load(b, b.add(codes, _I64(k * WIDTH)), V_I8), V_I32), V_F32)
         return
     nibble, four = (ir.Constant(V_I32, [v] * WIDTH) for v in (15, 4))
@@ -190,7 +194,7 @@ def _sum_blocks(x: int, num_blocks: int, out: int) -> None:
 
 
 @njit  # type: ignore[untyped-decorator]
-def _finish(epilogue: int, tile: int, gate: int, out: int) -> None:
+def finish(epilogue: int, tile: int, gate: int, out: int) -> None:
     """Put one token's 16 outputs where they go."""
     v = vload(tile)
     if epilogue == ADD:
@@ -248,7 +252,7 @@ def _gemm(
             tile(count, w_up, s_up, x_at, at_sums, blocks, stride, value)
             for j in range(count):
                 lane = j * WIDTH * 4
-                _finish(epilogue, value + lane, gate + lane, out + (m + j) * out_stride + t * WIDTH * 4)
+                finish(epilogue, value + lane, gate + lane, out + (m + j) * out_stride + t * WIDTH * 4)
             m += count
 
 

@@ -1,4 +1,4 @@
-"""RoPE, the K/V write and causal attention over a paged bfloat16 cache, in one kernel.
+"""RoPE, the K/V write and causal attention over a paged bfloat16 cache, in one kernel; the write also alone.
 
 A *segment* is the tokens that one row brings to a step: `q_len` of them from position `start` on. Each task
 is one segment and one K/V head with the query heads that share it, so a task reads only K/V that it wrote
@@ -234,6 +234,52 @@ def scratch_floats(head_dim: int) -> int:
     return 2 * MAX_LANES * head_dim + MAX_LANES * (WIDTH + 4)
 
 
+@njit  # type: ignore[untyped-decorator]
+def _write_segment(
+    k: int, v: int, k_bias: int, v_bias: int, token_bytes: int, q_len: int, start: int, table: int,
+    k_cache: int, v_cache: int, page_size: int, page_stride: int,
+    cos: int, sin: int, gamma: int, eps: float, head_dim: int, rotated: int,
+) -> None:  # fmt: skip
+    """K and V of one head for the tokens of a segment; `rotated` is memory for one vector."""
+    for j in range(q_len):
+        position = start + j
+        turn = position * head_dim * 2
+        _rotate(k + j * token_bytes, k_bias, gamma, eps, cos + turn, sin + turn, head_dim, 1.0, rotated)
+        page, slot = load_i32(table + position // page_size * 4), position % page_size
+        at = page * page_stride
+        _write_kv(rotated, v + j * token_bytes, v_bias, at, slot, k_cache, v_cache, head_dim)
+
+
+@njit  # type: ignore[untyped-decorator]
+def _attend_segment(
+    q: int, q_bias: int, token_bytes: int, out: int, out_bytes: int, group: int,
+    q_len: int, start: int, table: int, k_cache: int, v_cache: int, page_size: int, page_stride: int,
+    cos: int, sin: int, gamma: int, eps: float, head_dim: int, scratch: int,
+) -> None:  # fmt: skip
+    """The `group` query heads of one K/V head for the tokens of a segment, MAX_LANES vectors at a time."""
+    vector = head_dim * 4
+    scale = float32(1.0) / sqrt(float32(head_dim))
+    acc = scratch + MAX_LANES * vector
+    limits = acc + MAX_LANES * vector
+    work = limits + MAX_LANES * 8
+    num_lanes = q_len * group
+    for first in range(0, num_lanes, MAX_LANES):
+        count = min(MAX_LANES, num_lanes - first)
+        for i in range(count):
+            j, at = (first + i) // group, (first + i) % group * vector
+            turn = (start + j) * head_dim * 2
+            source, bias = q + j * token_bytes + at, q_bias + at if q_bias != 0 else 0
+            to = scratch + i * vector
+            _rotate(source, bias, gamma, eps, cos + turn, sin + turn, head_dim, scale, to)
+            store_i64(limits + i * 8, start + j + 1)
+        _attend(count, scratch, limits, table, k_cache, v_cache, page_size, page_stride, head_dim, work, acc)
+        for i in range(count):
+            j, at = (first + i) // group, (first + i) % group * vector
+            to = out + j * out_bytes + at
+            for c in range(0, vector, WIDTH * 4):
+                vstore(to + c, vload(acc + i * vector + c))
+
+
 def _paged_attention(args: int, thread: int, token: int, begin: int, end: int) -> None:
     """Tasks are pairs (segment, K/V head)."""
     qkv, bias, out, k_cache, v_cache = arg(args, 0), arg(args, 1), arg(args, 2), arg(args, 3), arg(args, 4)
@@ -242,59 +288,58 @@ def _paged_attention(args: int, thread: int, token: int, begin: int, end: int) -
     page_size, num_heads, num_kv_heads, head_dim = arg(args, 13), arg(args, 14), arg(args, 15), arg(args, 16)
     scratch = arg(args, 17) + thread * arg(args, 18)
 
-    group = num_heads // num_kv_heads
-    vector, half_table = head_dim * 4, head_dim * 2
-    token_bytes = (num_heads + 2 * num_kv_heads) * vector
+    group, vector = num_heads // num_kv_heads, head_dim * 4
+    token_bytes, out_bytes = (num_heads + 2 * num_kv_heads) * vector, num_heads * vector
     head_stride = page_size * head_dim * 2
     page_stride = num_kv_heads * head_stride
-    scale = float32(1.0) / sqrt(float32(head_dim))
-    q, acc = scratch, scratch + MAX_LANES * vector
-    limits = acc + MAX_LANES * vector
-    work = limits + MAX_LANES * 8
-
     for task in range(begin, end):
         segment, kv = segments + task // num_kv_heads * SEGMENT_FIELDS * 8, task % num_kv_heads
         q_begin, q_len, start = load_i64(segment), load_i64(segment + 8), load_i64(segment + 16)
         table = tables + load_i64(segment + 24) * table_stride
         head_k, head_v = k_cache + kv * head_stride, v_cache + kv * head_stride
+        q_at = kv * group * vector
         k_at, v_at = (num_heads + kv) * vector, (num_heads + num_kv_heads + kv) * vector
+        x, to = qkv + q_begin * token_bytes, out + q_begin * out_bytes + q_at
+        q_bias, k_bias, v_bias = 0, 0, 0
+        if bias != 0:
+            q_bias, k_bias, v_bias = bias + q_at, bias + k_at, bias + v_at
+        _write_segment(
+            x + k_at, x + v_at, k_bias, v_bias, token_bytes, q_len, start, table,
+            head_k, head_v, page_size, page_stride, cos, sin, k_gamma, eps, head_dim, scratch,
+        )  # fmt: skip
+        _attend_segment(
+            x + q_at, q_bias, token_bytes, to, out_bytes, group, q_len, start, table,
+            head_k, head_v, page_size, page_stride, cos, sin, q_gamma, eps, head_dim, scratch,
+        )  # fmt: skip
 
-        for j in range(q_len):
-            token, position = qkv + (q_begin + j) * token_bytes, start + j
-            turn = position * half_table
-            _rotate(
-                token + k_at,
-                bias + k_at if bias != 0 else 0,
-                k_gamma,
-                eps,
-                cos + turn,
-                sin + turn,
-                head_dim,
-                1.0,
-                q,
-            )
-            page = load_i32(table + position // page_size * 4)
-            v_bias = bias + v_at if bias != 0 else 0
-            _write_kv(
-                q, token + v_at, v_bias, page * page_stride, position % page_size, head_k, head_v, head_dim
-            )
 
-        num_lanes = q_len * group
-        for first in range(0, num_lanes, MAX_LANES):
-            count = min(MAX_LANES, num_lanes - first)
-            for i in range(count):
-                j, head = (first + i) // group, kv * group + (first + i) % group
-                turn, at = (start + j) * half_table, head * vector
-                source = qkv + (q_begin + j) * token_bytes + at
-                q_bias = bias + at if bias != 0 else 0
-                _rotate(source, q_bias, q_gamma, eps, cos + turn, sin + turn, head_dim, scale, q + i * vector)
-                store_i64(limits + i * 8, start + j + 1)
-            _attend(count, q, limits, table, head_k, head_v, page_size, page_stride, head_dim, work, acc)
-            for i in range(count):
-                j, head = (first + i) // group, kv * group + (first + i) % group
-                to = out + ((q_begin + j) * num_heads + head) * vector
-                for c in range(0, vector, WIDTH * 4):
-                    vstore(to + c, vload(acc + i * vector + c))
+def _paged_write(args: int, thread: int, token: int, begin: int, end: int) -> None:
+    """Tasks are pairs (segment, K/V head): K and V into their pages, as `_paged_attention` writes them."""
+    kv_in, bias, k_cache, v_cache = arg(args, 0), arg(args, 1), arg(args, 2), arg(args, 3)
+    cos, sin, gamma, eps = arg(args, 4), arg(args, 5), arg(args, 6), arg_f32(args, 7)
+    segments, tables, table_stride = arg(args, 8), arg(args, 9), arg(args, 10)
+    page_size, num_kv_heads, head_dim = arg(args, 11), arg(args, 12), arg(args, 13)
+    scratch = arg(args, 14) + thread * arg(args, 15)
+
+    vector = head_dim * 4
+    token_bytes = 2 * num_kv_heads * vector
+    head_stride = page_size * head_dim * 2
+    page_stride = num_kv_heads * head_stride
+    for task in range(begin, end):
+        segment, kv = segments + task // num_kv_heads * SEGMENT_FIELDS * 8, task % num_kv_heads
+        q_begin, q_len, start = load_i64(segment), load_i64(segment + 8), load_i64(segment + 16)
+        table = tables + load_i64(segment + 24) * table_stride
+        k_at, v_at = kv * vector, (num_kv_heads + kv) * vector
+        x = kv_in + q_begin * token_bytes
+        k_bias, v_bias = 0, 0
+        if bias != 0:
+            k_bias, v_bias = bias + k_at, bias + v_at
+        _write_segment(
+            x + k_at, x + v_at, k_bias, v_bias, token_bytes, q_len, start, table,
+            k_cache + kv * head_stride, v_cache + kv * head_stride, page_size, page_stride,
+            cos, sin, gamma, eps, head_dim, scratch,
+        )  # fmt: skip
 
 
 paged_attention = Kernel(_paged_attention)
+paged_write = Kernel(_paged_write)

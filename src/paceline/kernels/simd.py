@@ -124,6 +124,12 @@ def load_i8_f32(b: Any, address: Any) -> Any:
 
 
 @op(types.float32, _addr)
+def load_u8_f32(b: Any, address: Any) -> Any:
+    """One uint8 as float32."""
+    return b.uitofp(b.load(b.inttoptr(address, _I8.as_pointer())), _F32)
+
+
+@op(types.float32, _addr)
 def load_f16(b: Any, address: Any) -> Any:
     """One float16 as float32."""
     return b.fpext(b.load(b.inttoptr(address, _F16.as_pointer())), _F32)
@@ -138,13 +144,18 @@ def store_bf16(b: Any, address: Any, value: Any) -> None:
     b.store(b.trunc(rounded, _I16), b.inttoptr(address, _I16.as_pointer()))
 
 
-@op(types.void, _addr)
-def prefetch(b: Any, address: Any) -> None:
+def emit_prefetch(builder: Any, address: Any) -> None:
     """Ask for the cache line at an address that will be read soon; any address is harmless."""
     fn_type = ir.FunctionType(ir.VoidType(), [_I8.as_pointer(), _I32, _I32, _I32])
-    fn = cgutils.get_or_insert_function(b.module, fn_type, "llvm.prefetch.p0i8")
+    fn = cgutils.get_or_insert_function(builder.module, fn_type, "llvm.prefetch.p0i8")
     read, keep, data = _I32(0), _I32(3), _I32(1)
-    b.call(fn, [b.inttoptr(address, _I8.as_pointer()), read, keep, data])
+    builder.call(fn, [builder.inttoptr(address, _I8.as_pointer()), read, keep, data])
+
+
+@op(types.void, _addr)
+def prefetch(b: Any, address: Any) -> None:
+    """`emit_prefetch` for kernels."""
+    emit_prefetch(b, address)
 
 
 @op(vec_type, types.float32)

@@ -55,3 +55,36 @@ class Decoder:
     def logits(self, h: torch.Tensor) -> torch.Tensor:
         """fp32 [P, vocab] for P rows of `forward`'s result."""
         return self._weights.head(rms_norm(h, self._weights.norm, self.config.rms_norm_eps)).float()
+
+
+def captured(
+    decoder: Decoder, batch: Batch, attention: Attention, capture: tuple[int, ...]
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """`Decoder.forward`, and the features that `captured_layers` returns."""
+    attention.begin(batch)
+    return captured_layers(decoder, decoder.embed(batch.token_ids), attention, capture)
+
+
+def captured_layers(
+    decoder: Decoder, h: torch.Tensor, attention: LayerAttention, capture: tuple[int, ...]
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """`Decoder.layers`, and the residual streams after the layers of `capture`.
+
+    Args:
+        capture: increasing, 0-based; -1 is the embeddings, after the last layer is before the final norm.
+
+    Returns:
+        the stream after the last layer, fp32 [M, hidden], and the captured ones side by side, fp32
+        [M, k hidden]; None when there are none.
+    """
+    if not capture:
+        return decoder.layers(h, attention), None
+    streams: list[torch.Tensor] = []
+
+    def keep(layer: int, h: torch.Tensor) -> None:
+        if layer - 1 in capture:
+            streams.append(h)
+
+    h = decoder.layers(h, attention, on_layer=keep)
+    keep(decoder.config.num_layers, h)
+    return h, torch.cat(streams, dim=-1)

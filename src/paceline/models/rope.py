@@ -6,14 +6,23 @@ Does not know how they are applied; halves are paired as in Hugging Face (i with
 from __future__ import annotations
 
 import math
+from typing import Protocol
 
 import torch
 
-from paceline.models.config import ModelConfig
 from paceline.models.rope_config import RopeConfig
 
 
-def rope_tables(config: ModelConfig, max_len: int) -> tuple[torch.Tensor, torch.Tensor]:
+class Rotated(Protocol):
+    """What the tables depend on; a model and a draft head have it."""
+
+    @property
+    def rope(self) -> RopeConfig: ...
+    @property
+    def head_dim(self) -> int: ...
+
+
+def rope_tables(config: Rotated, max_len: int) -> tuple[torch.Tensor, torch.Tensor]:
     """cos and sin, fp32 [max_len, head_dim / 2], row t for position t.
 
     YaRN's attention factor is folded into both, as in transformers.

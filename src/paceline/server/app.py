@@ -18,7 +18,7 @@ import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from paceline._version import __version__
@@ -31,6 +31,7 @@ from paceline.server.chat_shape import ChatShape
 from paceline.server.failures import UnknownModelError, body_of, status_of
 from paceline.server.generation import Generation
 from paceline.server.grammar_check import GrammarCheck
+from paceline.server.live_page import HEADERS, live, page, parse_since
 from paceline.server.metrics import CONTENT_TYPE, Metrics
 from paceline.server.openapi import openapi
 from paceline.server.prompts import chat_text
@@ -101,6 +102,8 @@ class Api:
                 Route("/metrics", self.metrics),
                 Route("/version", self.version),
                 Route("/openapi.json", self.openapi),
+                Route("/live", self.live),
+                Route("/", self.page),
             ],
             exception_handlers={
                 PacelineError: _failed,
@@ -195,11 +198,20 @@ class Api:
         """`GET /health`: 200 while the engine runs, 503 with the reason when it does not."""
         if self._client.death is not None:
             return json_reply(Health("unavailable", self._client.death), 503)
-        return json_reply(Health("ok"))
+        return json_reply(Health("ok", speculation=self._client.speculation))
 
     async def metrics(self, request: Request) -> Response:
         """`GET /metrics`, for Prometheus."""
         return Response(self._metrics.render(), headers={"Content-Type": CONTENT_TYPE})
+
+    async def live(self, request: Request) -> Response:
+        """`GET /live`, for the page."""
+        since = parse_since(request.query_params.get("since"))
+        return json_reply(live(self._client, self._model_name, since, time.monotonic()))
+
+    async def page(self, request: Request) -> Response:
+        """`GET /`: the live page."""
+        return HTMLResponse(page(), headers=HEADERS)
 
     async def version(self, request: Request) -> Response:
         """`GET /version`."""
@@ -207,7 +219,7 @@ class Api:
 
     async def openapi(self, request: Request) -> Response:
         """`GET /openapi.json`."""
-        return json_reply(openapi(self._model_name))
+        return json_reply(openapi(self._model_name, self._client.limits.max_depth))
 
     async def _body(self, request: Request, kind: type[Body]) -> Body:
         body = decode(await request.body(), kind)
@@ -274,8 +286,13 @@ class Api:
             )
 
     def _model_card(self) -> Model:
+        limits = self._client.limits
         return Model(
-            id=self._model_name, created=self._started, max_model_len=self._client.limits.max_model_len
+            id=self._model_name,
+            created=self._started,
+            max_model_len=limits.max_model_len,
+            max_depth=limits.max_depth,
+            draft=limits.draft,
         )
 
 

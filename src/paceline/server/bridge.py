@@ -36,7 +36,9 @@ from paceline.server.caps import check_caps
 from paceline.server.engine_process import EngineProcess
 from paceline.server.failures import SlowReaderError
 from paceline.server.generation import Generation
+from paceline.server.live import History
 from paceline.server.restarts import MAX_QUICK_DEATHS, Deaths
+from paceline.server.speculation import SpeculationHealth
 from paceline.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -55,7 +57,9 @@ class EngineClient:
         self.stats: SchedulerStats | None = (
             None  # the engine's latest; its counters begin anew with each life
         )
+        self.history = History(time.monotonic())
         self.num_restarts = 0
+        self._depth: int | str = 0  # drafts a round of requests that do not say
         self.gave_up: asyncio.Future[str] = loop.create_future()  # done with the reason: no engine will come
         self._config = config
         self._server_config = server_config
@@ -100,6 +104,18 @@ class EngineClient:
     def death(self) -> str | None:
         """Why requests are not taken at present; None while they are."""
         return None if self._dead is None else str(self._dead)
+
+    @property
+    def speculation(self) -> SpeculationHealth:
+        """Whether requests can draft, as the engine's latest report has it."""
+        failed = None if self.stats is None else self.stats.speculation.drafter_error
+        return SpeculationHealth(
+            status="failed" if failed else "on" if self.limits.max_depth else "off",
+            depth=0 if failed else self._depth,
+            max_depth=self.limits.max_depth,
+            draft=self.limits.draft,
+            reason=failed,
+        )
 
     def check(self, params: SamplingParams, num_prompts: int = 1) -> None:
         """Refuse what the settings do not allow; cheap, so that it can come before anything is made of `n`.
@@ -206,7 +222,13 @@ class EngineClient:
         return death, lived
 
     def _begin(self, ready: Ready) -> None:
-        self.limits = ModelLimits(max_model_len=ready.max_model_len, vocab_size=ready.vocab_size)
+        self.limits = ModelLimits(
+            max_model_len=ready.max_model_len,
+            vocab_size=ready.vocab_size,
+            max_depth=ready.max_depth,
+            draft=ready.draft,
+        )
+        self._depth = ready.depth
         self._dead = None
         if not self._first_ready.done():
             self._first_ready.set_result(None)
@@ -234,9 +256,10 @@ class EngineClient:
             case Refused(group=group, param=param, reason=reason):
                 self._answer(group, RequestError(param, reason))
             case Stats(scheduler=stats):
-                self.stats = stats
+                self.stats, now = stats, time.monotonic()
                 log.debug("%s", stats)
-                if line := self._activity.line(stats, time.monotonic()):
+                self.history.add(stats, now)
+                if line := self._activity.line(stats, now):
                     log.info("%s", line)
 
     def _deliver(self, outputs: Sequence[RequestOutput]) -> None:

@@ -10,6 +10,7 @@ from msgspec import UNSET
 
 from paceline.output import Delta
 from paceline.request import TokenLogprobs
+from paceline.server.render import speculation_of
 from paceline.server.responses import (
     AssistantMessage,
     ChatChoice,
@@ -74,7 +75,12 @@ class ChatShape:
         calls = _joined(pieces)
         message = AssistantMessage(content or None if calls else content, tool_calls=calls or UNSET)
         return ChatChoice(
-            delta.index, message, self._logprobs(delta), self._finish_reason(delta), delta.stop_reason
+            delta.index,
+            message,
+            self._logprobs(delta),
+            self._finish_reason(delta),
+            delta.stop_reason,
+            speculation_of(delta),
         )
 
     def opening(self, index: int) -> ChatChunkChoice:
@@ -88,7 +94,12 @@ class ChatShape:
             return None
         shown = ChatDelta(content=content or None, tool_calls=_deltas(pieces) if pieces else None)
         return ChatChunkChoice(
-            delta.index, shown, self._logprobs(delta), self._finish_reason(delta), delta.stop_reason
+            delta.index,
+            shown,
+            self._logprobs(delta),
+            self._finish_reason(delta),
+            delta.stop_reason,
+            speculation_of(delta),
         )
 
     def _read(self, delta: Delta) -> tuple[str, list[CallPiece]]:

@@ -1,7 +1,7 @@
 """What every request passes before it reaches the application: the API key and the size of its body.
 
 Also tells clients that were refused for the moment when to come again. Knows neither routes, but for
-the one that needs no key, nor what a body means.
+those that need no key, nor what a body means.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from paceline.errors import PacelineError
 from paceline.server.failures import RETRY_AFTER, BadKeyError, BodyTooLargeError, body_of, status_of
 from paceline.server.replies import json_reply
 
-OPEN_PATH = "/health"  # load balancers have no keys
+OPEN_PATHS = ("/health", "/")  # load balancers have no keys; the page at / holds nothing, and asks for one
 
 Headers = Iterable[tuple[bytes, bytes]]
 
@@ -40,7 +40,7 @@ class Gate:
             await self._app(scope, receive, send)
             return
         error: PacelineError | None = None
-        if self._keys and scope["path"] != OPEN_PATH and not self._has_key(scope["headers"]):
+        if self._keys and scope["path"] not in OPEN_PATHS and not self._has_key(scope["headers"]):
             error = BadKeyError()
         elif _content_length(scope["headers"]) > self._max_body_bytes:
             error = self._too_large()

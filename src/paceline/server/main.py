@@ -25,6 +25,7 @@ import uvloop
 
 from paceline import logs
 from paceline.config import EngineConfig, ServerConfig
+from paceline.draft.load import resolve_draft
 from paceline.errors import ConfigError, EngineDeadError
 from paceline.models.hub import resolve_model
 from paceline.server.app import Api
@@ -71,8 +72,10 @@ def run(
         tokenizer = load_tokenizer(path)
         name = server_config.served_model_name or engine_config.model
         log.info("loading %s", name)
-        # The engine gets the path: what was found here must not be looked for again.
-        config = dataclasses.replace(engine_config, model=str(path))
+        # The engine gets the path: what was found here must not be looked for again. And a path does not tell
+        # which head was shipped for the model.
+        draft = resolve_draft(engine_config.draft, engine_config.model, engine_config.draft_revision)
+        config = dataclasses.replace(engine_config, model=str(path), draft=draft)
 
         async def main() -> None:
             signals = _Signals()

@@ -2,7 +2,7 @@
 
 Tokens and times are counted in this process, from what is delivered, so they end exactly where the
 answers do: at a stop string's token, at a stop, at a limit. What only the engine knows (rows, pages,
-preemptions) comes from its newest report, at most a second old.
+preemptions, drafts) comes from its newest report, at most a second old.
 
 Distributions are kept as plain counts and handed to prometheus-client when it asks: a stream of 20,000
 tokens a second leaves no time for its locks. One thread only. Knows nothing of HTTP.
@@ -24,6 +24,8 @@ from prometheus_client.registry import Collector
 from paceline.engine.stats import SchedulerStats
 from paceline.output import Delta
 from paceline.request import EngineRequest, FinishReason
+from paceline.server.monotonic import Monotonic
+from paceline.server.speculation_metrics import PolicyMetrics, SpeculationMetrics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -106,20 +108,6 @@ class _Choice:
         self.num_tokens = 0
 
 
-class Monotonic:
-    """The sum over all lives of an engine of a counter that begins anew with each."""
-
-    def __init__(self) -> None:
-        self._before, self._latest = 0, 0
-
-    def update(self, value: int) -> int:
-        """Take the newest value of the life; returns the sum."""
-        if value < self._latest:
-            self._before += self._latest
-        self._latest = value
-        return self._before + self._latest
-
-
 class Metrics(Collector):
     """All numbers of one server.
 
@@ -131,6 +119,8 @@ class Metrics(Collector):
         self._model = model
         self._stats = stats
         self._num_preemptions = Monotonic()
+        self._speculation = SpeculationMetrics(model)
+        self._policy = PolicyMetrics(model)
         self._choices: dict[str, _Choice] = {}  # by request id, those under way
         self._num_prompt_tokens = self._num_generated_tokens = 0
         self._num_cache_queries = self._num_cache_hits = 0
@@ -248,6 +238,8 @@ class Metrics(Collector):
         yield self._gauge("kv_cache_usage_perc", "Share of the K/V pages in use, 1 is all", used)
         preempted = self._num_preemptions.update(stats.num_preemptions)
         yield self._counter("num_preemptions", "Rows given up for pages, to be computed again", preempted)
+        yield from self._speculation.families(stats.speculation)
+        yield from self._policy.families(stats.policy, stats.speculation.max_depth)
 
     def _gauge(self, name: str, help: str, value: float) -> Metric:
         family = GaugeMetricFamily(f"paceline:{name}", help, labels=("model_name",))

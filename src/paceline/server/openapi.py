@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from paceline._version import __version__
+from paceline.server.live import Live
 from paceline.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from paceline.server.request_schemas import describe_requests
 from paceline.server.responses import (
@@ -39,6 +40,7 @@ _GETS: tuple[tuple[str, str, Any], ...] = (
     ("/tokenizer_info", "Special tokens and chat template", TokenizerInfo),
     ("/health", "Whether requests are answered", Health),
     ("/version", "Paceline's version", Version),
+    ("/live", "How things stand, and the last ten minutes: what the page at / shows", Live),
 )
 _GENERATING = ("/v1/chat/completions", "/v1/completions")
 _ERRORS = {
@@ -52,13 +54,13 @@ _ERRORS = {
 
 
 @cache
-def openapi(model_name: str) -> dict[str, Any]:
-    """The document of a server of this model, OpenAPI 3.1."""
+def openapi(model_name: str, max_depth: int) -> dict[str, Any]:
+    """The document of a server of this model, OpenAPI 3.1. `max_depth` is the most drafts of a round."""
     records = [record for _, _, *records in _POSTS for record in records if record is not None]
     records += [record for *_, record in _GETS] + [ErrorBody]
     records = list(dict.fromkeys(records))
     schemas, components = msgspec.json.schema_components(records, ref_template="#/components/schemas/{name}")
-    describe_requests(components, model_name)
+    describe_requests(components, model_name, max_depth)
     ref = dict(zip(records, schemas, strict=True))
     paths: dict[str, Any] = {}
     for path, summary, body, reply, event in _POSTS:
@@ -89,6 +91,16 @@ def openapi(model_name: str) -> dict[str, Any]:
             "required": True,
             "schema": {"type": "string"},
             "example": model_name,
+        }
+    ]
+    paths["/live"]["get"]["responses"] |= _errors(ref[ErrorBody], (400,))
+    paths["/live"]["get"]["parameters"] = [
+        {
+            "name": "since",
+            "in": "query",
+            "description": "only points later than this, in seconds since 1970",
+            "schema": {"type": "number"},
+            "example": 0,
         }
     ]
     paths["/health"]["get"]["responses"] = {

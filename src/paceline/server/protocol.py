@@ -13,6 +13,7 @@ import msgspec
 
 from paceline.errors import RequestError
 from paceline.request import MAX_LOGPROBS, Grammar, SamplingParams
+from paceline.server.speculation import SpeculationOptions
 from paceline.server.structured import ResponseFormat, Schema, StructuredOutputs, chosen_grammar
 from paceline.server.tools import Called, Tool, ToolChoice
 from paceline.server.validation import NotYet
@@ -61,6 +62,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: dict[int, float] | None = None
+    speculation: SpeculationOptions | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: Schema | None = None
@@ -103,7 +105,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         """What this body calls `param` of the engine's request."""
         if param == "grammar" and (asked := self.asked_grammar()) is not None:
             return asked[0]
-        return param
+        return "speculation.depth" if param == "depth" else param
 
     def _sampling(
         self,
@@ -126,6 +128,9 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             fields["stop"] = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         if self.stop_token_ids is not None:
             fields["stop_token_ids"] = tuple(self.stop_token_ids)
+        if self.speculation is not None:
+            fields["depth"] = self.speculation.asked_depth()
+            fields["speculation_summary"] = bool(self.speculation.summary)
         if grammar is None and (asked := self.asked_grammar()) is not None:
             grammar = asked[1]
         return SamplingParams(

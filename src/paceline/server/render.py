@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from paceline.output import Delta
 from paceline.server.responses import PromptTokensDetails, Usage
+from paceline.server.speculation import Speculation
 
 
 class Shape(Protocol):
@@ -37,6 +39,13 @@ class Shape(Protocol):
     def piece(self, delta: Delta) -> msgspec.Struct | None:
         """One choice in one chunk; None while there is nothing to show."""
         ...
+
+
+def speculation_of(delta: Delta) -> Speculation | UnsetType:
+    """What drafting did for a choice, in its last piece, when that was asked for."""
+    if delta.speculation is None or delta.finish_reason is None:
+        return UNSET
+    return Speculation.of(delta.speculation)
 
 
 class Renderer:

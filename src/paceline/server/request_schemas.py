@@ -50,6 +50,7 @@ _EXAMPLES: dict[str, list[Any]] = {
     "guided_choice": [["yes", "no"]],
     "guided_json": [{"type": "object"}],
     "guided_grammar": ['start: "yes" | "no"'],
+    "speculation": [{"summary": True}],
 }
 _TOKEN_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 _PROMPTS: list[JsonSchema] = [
@@ -66,8 +67,11 @@ _BODIES: dict[str, JsonSchema] = {
 }
 
 
-def describe_requests(schemas: dict[str, JsonSchema], model_name: str) -> None:
-    """Complete the schemas of the request records, in place. `model_name` is the one model served."""
+def describe_requests(schemas: dict[str, JsonSchema], model_name: str, max_depth: int) -> None:
+    """Complete the schemas of the request records, in place.
+
+    `model_name` is the one model served, `max_depth` the most drafts of a round.
+    """
     for name, body in _BODIES.items():
         schemas[name]["examples"] = [body]
         properties = schemas[name]["properties"]
@@ -77,6 +81,7 @@ def describe_requests(schemas: dict[str, JsonSchema], model_name: str) -> None:
     properties = schemas["ChatRequest"]["properties"]
     _bound(properties["max_tokens"], _POSITIVE)
     _bound(schemas["CompletionRequest"]["properties"]["logprobs"], _LOGPROBS)
+    _bound(schemas["SpeculationOptions"]["properties"]["depth"], {"minimum": 0, "maximum": max_depth})
     schemas["CalledFunction"]["properties"]["arguments"] |= {
         "contentMediaType": "application/json",
         "examples": ["{}"],

@@ -10,6 +10,8 @@ from typing import Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from paceline.server.speculation import Speculation, SpeculationHealth
+
 FinishReason: TypeAlias = Literal["stop", "length", "tool_calls", "abort", "error"]
 
 
@@ -115,6 +117,7 @@ class ChatChoice(msgspec.Struct, frozen=True):
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
     stop_reason: int | str | None  # vLLM's: which stop token or string it was
+    speculation: Speculation | UnsetType = UNSET  # when asked for
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True):
@@ -125,6 +128,7 @@ class ChatChunkChoice(msgspec.Struct, frozen=True):
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
     stop_reason: int | str | None
+    speculation: Speculation | UnsetType = UNSET  # in the last one, when asked for
 
 
 class TextChoice(msgspec.Struct, frozen=True):
@@ -135,6 +139,7 @@ class TextChoice(msgspec.Struct, frozen=True):
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
     stop_reason: int | str | None
+    speculation: Speculation | UnsetType = UNSET  # when finished, when asked for
 
 
 Choice: TypeAlias = ChatChoice | ChatChunkChoice | TextChoice
@@ -179,6 +184,8 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     created: int
     max_model_len: int  # prompt plus answer, in tokens
+    max_depth: int  # largest speculation.depth; 0: there is no drafter
+    draft: str | None  # the drafter's name
     owned_by: str = "paceline"
     object: Literal["model"] = "model"
 
@@ -220,6 +227,7 @@ class Health(msgspec.Struct, frozen=True, omit_defaults=True):
 
     status: Literal["ok", "unavailable"]
     reason: str | None = None
+    speculation: SpeculationHealth | None = None  # while requests are answered
 
 
 class Version(msgspec.Struct, frozen=True):

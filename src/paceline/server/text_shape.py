@@ -10,6 +10,7 @@ import msgspec
 
 from paceline.output import Delta
 from paceline.request import TokenLogprobs
+from paceline.server.render import speculation_of
 from paceline.server.responses import CompletionLogprobs, TextChoice, TextResponse
 from paceline.tokenizer import IncrementalDetokenizer, Tokenizer
 
@@ -84,7 +85,9 @@ class TextShape:
                 logprobs = _joined(
                     self._of_prompt(prompt, self._prompt_logprobs.pop(delta.index, [])), logprobs
                 )
-        return TextChoice(delta.index, text, logprobs, delta.finish_reason, delta.stop_reason)
+        return TextChoice(
+            delta.index, text, logprobs, delta.finish_reason, delta.stop_reason, speculation_of(delta)
+        )
 
     def _echo(self, delta: Delta) -> Echo | None:
         echoes = self._style.echoes

@@ -6,30 +6,39 @@ import ctypes
 import logging
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
 from paceline.config import EngineConfig, available_cores
-from paceline.errors import ConfigError
+from paceline.draft.checkpoint import Draft, open_draft
+from paceline.draft.load import NGRAM, NONE, resolve_draft
+from paceline.draft.ngram import NgramDrafter
+from paceline.draft.protocol import Drafter
+from paceline.errors import ConfigError, ModelError
 from paceline.kernels.parallel import Team
 from paceline.models.batch import Attention, Batch
 from paceline.models.builtin import cache_dir
 from paceline.models.checkpoint import Checkpoint, open_checkpoint
 from paceline.models.config import ModelConfig
-from paceline.models.decoder import Decoder
+from paceline.models.decoder import Decoder, captured
 from paceline.models.hub import resolve_model
 from paceline.models.program import PackedDecoder
 from paceline.models.rope import rope_tables
 from paceline.models.weights import Weights, can_pack, load_weights
+from paceline.request import SamplingParams
+from paceline.step import Plan, RowStart, RowStep
 from paceline.tokenizer import load_tokenizer
 from paceline.worker.attention import cpu
 from paceline.worker.attention.torch_paged import TorchAttention
+from paceline.worker.drafter import Beside, eagle3_drafter
 from paceline.worker.grammar import GrammarCompiler, GrammarRows
+from paceline.worker.onednn import bound_caches
 from paceline.worker.rows import RowState
 from paceline.worker.sampling import SamplerState
+from paceline.worker.sampling_team import SamplingTeam
 from paceline.worker.tuning import max_packed_tokens
 from paceline.worker.worker import Model, ModelWorker
 
@@ -47,17 +56,26 @@ class ModelInfo:
     num_pages: int
     eos_token_ids: tuple[int, ...]
     vocab_size: int
+    max_depth: int = 0  # drafts of a row in a step, at most; 0: there is no drafter
+    draft: str = NONE  # the drafter, as `resolve_draft` names it
 
 
 class EagerModel:
     """A `Decoder` with its attention, as the worker drives it."""
 
-    def __init__(self, decoder: Decoder, attention: Attention) -> None:
-        self._decoder, self._attention = decoder, attention
+    def __init__(self, decoder: Decoder, attention: Attention, capture: tuple[int, ...] = ()) -> None:
+        self._decoder, self._attention, self._capture = decoder, attention, capture
+        self._features: torch.Tensor | None = None
+
+    @property
+    def features(self) -> torch.Tensor | None:
+        """See `Model`."""
+        return self._features
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """See `Model`."""
-        return self._decoder.forward(batch, self._attention)
+        h, self._features = captured(self._decoder, batch, self._attention, self._capture)
+        return h
 
     def logits(self, h: torch.Tensor) -> torch.Tensor:
         """See `Model`."""
@@ -74,26 +92,38 @@ def build_worker(config: EngineConfig, progress: bool = False) -> tuple[ModelWor
     device = _device(config)
     num_threads = config.threads or available_cores()
     torch.set_num_threads(num_threads)
+    bound_caches()
     path = resolve_model(config.model, config.revision, progress=progress)
+    name = resolve_draft(config.draft, config.model, config.draft_revision)
     started = time.perf_counter()
     with open_checkpoint(path) as checkpoint:
-        model_config = checkpoint.config
-        model_config.context_length(config.max_model_len)  # refused now, not after loading
+        model = checkpoint.config
+        model.context_length(config.max_model_len)  # refused now, not after loading
+        draft = None
+        if name not in (NONE, NGRAM):
+            draft = open_draft(
+                name, model, revision=config.draft_revision, progress=progress, target_name=config.model
+            )
         dtype = torch.float32 if config.precision == "fp32" else torch.bfloat16
         packed = _packed(config, checkpoint)
         if config.reproducible:
-            _check_reproducible(config, checkpoint.config)
+            _check_reproducible(config, model)
         weights = _load(checkpoint, packed, dtype, config, progress)
     _return_freed_memory()
     _log_loaded(path, weights, packed, dtype, time.perf_counter() - started)
-    info = _sizes(config, model_config, device, dtype)
+    info = _sizes(config, model, draft, device, dtype)
+    info = replace(info, draft=name, max_depth=0 if name == NONE else config.max_depth)
     rows = RowState(config.max_num_seqs, info.max_model_len, config.page_size, device)
-    model = _model(config, model_config, weights, info, rows, packed, dtype, num_threads)
-    sampler = SamplerState(config.max_num_seqs, info.vocab_size, info.eos_token_ids, device)
-    _warm_up(model, device)
+    team = _team(config, model, device, dtype, num_threads)
+    target = _Target(config, model, weights, info, rows, dtype, packed, team)
+    decoder, drafter = _pair(target, draft, name)
+    together = SamplingTeam(team, info.vocab_size) if packed and team is not None else None
+    sampler = SamplerState(config.max_num_seqs, info.vocab_size, info.eos_token_ids, device, together)
     compiler = GrammarCompiler(lambda: load_tokenizer(path), info.vocab_size, info.eos_token_ids)
     grammars = GrammarRows(compiler, info.eos_token_ids)
-    return ModelWorker(model, rows, sampler, grammars), info
+    worker = ModelWorker(decoder, rows, sampler, grammars, drafter, trims=device.type == "cpu")
+    _warm_up(worker, info)
+    return worker, info
 
 
 def _device(config: EngineConfig) -> torch.device:
@@ -177,8 +207,10 @@ def _log_loaded(path: Path, weights: Weights, packed: bool, dtype: torch.dtype, 
         )  # fmt: skip
 
 
-def _sizes(config: EngineConfig, model: ModelConfig, device: torch.device, dtype: torch.dtype) -> ModelInfo:
-    kv_tokens = config.kv_cache_tokens or _default_kv_tokens(config, model, device, dtype)
+def _sizes(
+    config: EngineConfig, model: ModelConfig, draft: Draft | None, device: torch.device, dtype: torch.dtype
+) -> ModelInfo:
+    kv_tokens = config.kv_cache_tokens or _default_kv_tokens(config, model, draft, device, dtype)
     num_pages = -(-kv_tokens // config.page_size)
     capacity = num_pages * config.page_size
     length, asked = model.context_length(config.max_model_len), config.max_model_len
@@ -188,49 +220,91 @@ def _sizes(config: EngineConfig, model: ModelConfig, device: torch.device, dtype
 
 
 def _default_kv_tokens(
-    config: EngineConfig, model: ModelConfig, device: torch.device, dtype: torch.dtype
+    config: EngineConfig, model: ModelConfig, draft: Draft | None, device: torch.device, dtype: torch.dtype
 ) -> int:
     if device.type == "cpu":
         return _CPU_KV_TOKENS
-    per_token = 2 * model.num_layers * model.num_kv_heads * model.head_dim * dtype.itemsize
+    width = model.num_layers * model.num_kv_heads * model.head_dim
+    if draft is not None:
+        width += draft.config.num_kv_heads * draft.config.head_dim
     free, _ = torch.cuda.mem_get_info(device)
     wanted = config.max_num_seqs * model.max_position_embeddings
-    return max(config.page_size, min(wanted, int(free * _GPU_KV_SHARE) // per_token))
+    return max(config.page_size, min(wanted, int(free * _GPU_KV_SHARE) // (2 * width * dtype.itemsize)))
 
 
-def _model(
-    config: EngineConfig,
-    model: ModelConfig,
-    weights: Weights,
-    info: ModelInfo,
-    rows: RowState,
-    packed: bool,
-    dtype: torch.dtype,
-    num_threads: int,
-) -> Model:
-    device = rows.tables.device
-    cos, sin = (table.to(device).contiguous() for table in rope_tables(model, info.max_model_len))
-    norms = [(layer.q_norm, layer.k_norm) for layer in weights.layers]
-    shared = (model, info.num_pages, config.page_size, rows.tables, (cos, sin), norms)
-    if device.type != "cpu" or dtype == torch.float32 or not cpu.fits(model, config.page_size):
-        return EagerModel(Decoder(model, weights), TorchAttention(*shared, dtype))
-    team = Team(num_threads)
-    attention = cpu.CpuAttention(*shared, team)
-    if not packed:
-        return EagerModel(Decoder(model, weights), attention)
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """A loaded model and what runs beside it must fit."""
+
+    config: EngineConfig
+    model: ModelConfig
+    weights: Weights
+    info: ModelInfo
+    rows: RowState
+    dtype: torch.dtype
+    packed: bool  # its layers run on the packed kernels
+    team: Team | None  # the threads of its kernels; None: it has none
+
+
+def _team(
+    config: EngineConfig, model: ModelConfig, device: torch.device, dtype: torch.dtype, num_threads: int
+) -> Team | None:
+    on_kernels = device.type == "cpu" and dtype != torch.float32 and cpu.fits(model, config.page_size)
+    return Team(num_threads) if on_kernels else None
+
+
+def _pair(target: _Target, draft: Draft | None, name: str) -> tuple[Model, Drafter | None]:
+    """The model as the worker drives it, and its drafter."""
+    config, rows, team = target.config, target.rows, target.team
+    capture = () if draft is None else draft.config.capture_layer_ids
     limit = None
-    if not config.reproducible:
-        limit = max_packed_tokens(weights.layers[0], team, cache_dir() / "packed_tokens.json")
-    return PackedDecoder(model, weights, attention, team, limit)
+    if target.packed and team is not None and not config.reproducible:
+        limit = max_packed_tokens(target.weights.layers[0], team, cache_dir() / "packed_tokens.json")
+    decoder = _decoder(target, capture, limit)
+    if name == NGRAM:
+        return decoder, NgramDrafter(rows.token_ids, config.ngram_min, config.ngram_max)
+    if draft is None:
+        return decoder, None
+    beside = Beside(
+        weights=target.weights,
+        rows=rows,
+        num_pages=target.info.num_pages,
+        page_size=config.page_size,
+        max_len=target.info.max_model_len,
+        dtype=target.dtype,
+        team=team if target.packed else None,
+        max_packed_tokens=limit,
+    )
+    return decoder, eagle3_drafter(draft, beside, config.max_depth)
 
 
-def _warm_up(model: Model, device: torch.device) -> None:
-    """Compile kernels and touch every path's code before the first request, writing to the trash page."""
-    import numpy as np
+def _decoder(target: _Target, capture: tuple[int, ...], limit: int | None) -> Model:
+    model, weights, rows, info, team = target.model, target.weights, target.rows, target.info, target.team
+    cos, sin = (table.to(rows.tables.device).contiguous() for table in rope_tables(model, info.max_model_len))
+    norms = [(layer.q_norm, layer.k_norm) for layer in weights.layers]
+    pages = (info.num_pages, target.config.page_size, rows.tables)
+    if team is None:
+        attention = TorchAttention(model, *pages, (cos, sin), norms, target.dtype)
+        return EagerModel(Decoder(model, weights), attention, capture)
+    on_kernels = cpu.CpuAttention(model, *pages, (cos, sin), norms, team)
+    if not target.packed:
+        return EagerModel(Decoder(model, weights), on_kernels, capture)
+    return PackedDecoder(model, weights, on_kernels, team, limit, capture)
 
-    for num_tokens in (1, 2):
-        ids = torch.zeros(num_tokens, dtype=torch.int64, device=device)
-        segments = np.array([[0, num_tokens, 0, 0]], np.int64)
-        batch = Batch(ids, torch.arange(num_tokens, device=device), segments)
-        with torch.inference_mode():
-            model.logits(model.forward(batch)[:1])
+
+def _warm_up(worker: ModelWorker, info: ModelInfo) -> None:
+    """Compile kernels and touch every path's code before the first request, in a row without pages: all it
+    writes goes to the trash page.
+
+    Raises:
+        ModelError: the drafter does not run.
+    """
+    params = SamplingParams(temperature=1.0, seed=0)
+    start = RowStart(0, (0,), 1, 0, (), params, 0, info.max_model_len)
+    worker.launch(Plan(-2, (), (start,), (RowStep(0, 1, samples=True),))).result()
+    depth = min(2, info.max_depth, info.max_model_len - 3)
+    if depth > 0:
+        drafted = worker.launch(Plan(-1, (), (), (RowStep(0, 1, samples=True, depth=depth),))).result()
+        if drafted.drafter_error is not None:
+            raise ModelError(f"draft {info.draft} does not run: {drafted.drafter_error}")
+    worker.launch(Plan(0, (0,), (), ()))

@@ -1,8 +1,7 @@
 """Which tokens a row's grammar allows next, and where it ends.
 
-A grammar is compiled once, in the background, by `GrammarCompiler`; a row holds a `Matcher`, a cheap
-copy that it moves on by the tokens it settles. `GrammarRows` keeps the matchers of all rows and turns
-them into masks for the sampler.
+`GrammarRows` keeps a matcher for each row and moves it on by the tokens that settle; a `Cursor` goes
+ahead of one along the drafts of a step, and keeps a mask for each place to be sampled.
 
 The rules where a grammar meets other parameters:
 - EOS is allowed exactly where the grammar may end; `stop_token_ids` are too, beside the places where
@@ -10,189 +9,45 @@ The rules where a grammar meets other parameters:
 - where nothing can follow, the answer is complete: it ends there, with `ignore_eos` too, and before
   `min_tokens`. Where only tokens that `min_tokens` forbids could follow, `min_tokens` is lifted;
 - a grammar that fails, by its limits or because no token of the vocabulary continues it, ends its own
-  row with an error and nothing else.
+  row with an error and nothing else: rows of the same grammar, and rows whose drafts alone went too
+  far, go on with a matcher that shares nothing.
 
 Knows nothing of requests, schemas or HTTP.
 """
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from paceline.grammar import first_line, limits, spelled
 from paceline.request import Grammar
 from paceline.step import GrammarEnd, RowStart
-from paceline.tokenizer import Tokenizer
+from paceline.worker.matcher import (
+    NO_TOKEN,
+    GrammarCompiler,
+    GrammarFailure,
+    LimitReached,
+    Mask,
+    Matcher,
+)
 
-if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
-
-Mask = NDArray[np.bool_]
-
-_NO_TOKEN = "no token of the model's vocabulary continues the grammar"
-_MAX_COMPILED = 256  # the most recently used are kept
-_NUM_THREADS = 2  # so that one slow grammar does not keep the next one waiting
-
-
-class GrammarFailure(Exception):
-    """A grammar cannot go on; the message is one line. Ends its row, never the step."""
-
-
-class Matcher:
-    """Where one answer stands in its grammar."""
-
-    def __init__(self, inner: LLMatcher, vocab_size: int) -> None:
-        self._inner = inner
-        self._vocab_size = vocab_size
-        self._num_tokens = 0
-
-    def fork(self) -> Matcher:
-        """An independent copy: drafting goes on from it while the row's own stays where it is."""
-        copy = Matcher(self._inner.deep_copy(), self._vocab_size)
-        copy._num_tokens = self._num_tokens
-        return copy
-
-    @property
-    def may_end(self) -> bool:
-        """Whether the answer so far is complete, though more may follow."""
-        return self._inner.is_accepting()
-
-    @property
-    def must_end(self) -> bool:
-        """Whether the answer so far is complete and nothing can follow."""
-        return self._inner.is_stopped() and not self._inner.is_error()
-
-    def allowed(self) -> Mask:
-        """Which tokens may follow: bool [V]. Of what ends an answer this says nothing: see `may_end`.
-
-        Raises:
-            GrammarFailure: a limit was hit.
-        """
-        packed = self._inner.compute_bitmask()
-        self._check()
-        bits = np.unpackbits(np.frombuffer(packed, np.uint8), count=self._vocab_size, bitorder="little")
-        return bits.view(np.bool_)
-
-    def advance(self, token_ids: Sequence[int]) -> int:
-        """Go on by as many of the tokens as the grammar takes; returns how many those are.
-
-        Raises:
-            GrammarFailure: a limit was hit.
-        """
-        num_taken: int = self._inner.try_consume_tokens(list(token_ids))
-        self._check()
-        self._num_tokens += num_taken
-        return num_taken
-
-    def rollback(self, num_tokens: int) -> None:
-        """Take back the last `num_tokens`: drafts that were not accepted."""
-        assert 0 <= num_tokens <= self._num_tokens, f"{num_tokens} of {self._num_tokens} tokens to take back"
-        if num_tokens:
-            self._inner.rollback(num_tokens)
-            self._num_tokens -= num_tokens
-
-    def _check(self) -> None:
-        if self._inner.is_error():
-            reason = first_line(self._inner.get_error())
-            raise GrammarFailure(
-                _NO_TOKEN if reason == "NoExtensionBias" else f"the grammar failed: {reason}"
-            )
-
-
-class _Vocabulary:
-    """What llguidance asks of a tokenizer. Ids of the model that the tokenizer lacks spell nothing."""
-
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
-        self._tokenizer = tokenizer
-        self.eos_token_id = eos_token_ids[0] if eos_token_ids else None
-        self.bos_token_id = None
-        self.tokens = [tokenizer.token_bytes(i) for i in range(vocab_size)]
-        self.special_token_ids = sorted({*tokenizer.special_token_ids, *eos_token_ids})
-
-    def __call__(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False)
-
-
-class GrammarCompiler:
-    """Compiles grammars in threads of its own, and keeps the most recent.
-
-    Args:
-        load_tokenizer: called once, in one of those threads, for the first grammar: most engines
-            never see one.
-    """
-
-    def __init__(
-        self, load_tokenizer: Callable[[], Tokenizer], vocab_size: int, eos_token_ids: Sequence[int]
-    ) -> None:
-        self._load_tokenizer = load_tokenizer
-        self._vocab_size = vocab_size
-        self._eos_token_ids = eos_token_ids
-        self._loading = threading.Lock()
-        self._tokenizer: LLTokenizer | None = None
-        self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="grammar")
-        self._compiled: OrderedDict[Grammar, Future[Matcher]] = OrderedDict()
-
-    def prepare(self, grammar: Grammar) -> Future[Matcher]:
-        """Compile in the background; one that was compiled before is there at once."""
-        known = self._compiled.get(grammar)
-        if known is not None:
-            self._compiled.move_to_end(grammar)
-            return known
-        future = self._threads.submit(self._compile, grammar)
-        self._compiled[grammar] = future
-        if len(self._compiled) > _MAX_COMPILED:
-            self._compiled.popitem(last=False)
-        return future
-
-    def matcher(self, grammar: Grammar) -> Matcher:
-        """A matcher at the beginning of the grammar; waits, where `prepare` was not waited for.
-
-        Raises:
-            GrammarFailure: it does not compile.
-        """
-        return self.prepare(grammar).result().fork()
-
-    def _compile(self, grammar: Grammar) -> Matcher:
-        from llguidance import LLMatcher
-
-        try:
-            source = spelled(grammar)
-        except ValueError as error:
-            raise GrammarFailure(f"grammar cannot be used: {first_line(str(error))}") from None
-        inner = LLMatcher(self._vocabulary(), source, log_level=0, limits=limits())
-        matcher = Matcher(inner, self._vocab_size)
-        matcher.allowed()  # the first mask is the dearest, and copies of the matcher share what it built
-        return matcher
-
-    def _vocabulary(self) -> LLTokenizer:
-        from llguidance import LLTokenizer, TokenizerWrapper
-
-        with self._loading:
-            if self._tokenizer is None:
-                vocabulary = _Vocabulary(self._load_tokenizer(), self._vocab_size, self._eos_token_ids)
-                self._tokenizer = LLTokenizer(
-                    TokenizerWrapper(vocabulary),
-                    n_vocab=self._vocab_size,
-                    eos_token=list(self._eos_token_ids) or None,
-                )
-            return self._tokenizer
+__all__ = ["Cursor", "GrammarCompiler", "GrammarRows", "Mask", "masked"]
 
 
 @dataclass(slots=True)
 class _Row:
+    grammar: Grammar
     matcher: Matcher
     ends: NDArray[np.int64]  # what ends the answer: EOS, unless ignored, and the request's stop tokens
     ignored: NDArray[np.int64]  # EOS, if ignored
-    num_to_come: int  # tokens until `min_tokens`
+    min_tokens: int
+    token_ids: list[int]  # what the matcher has taken
+    alone: bool = False  # the matcher shares nothing
 
 
 class GrammarRows:
@@ -217,61 +72,197 @@ class GrammarRows:
         params = start.params
         if params.grammar is None:
             return
-        generated = start.token_ids[start.prompt_len :]
         stop_ids = np.array(params.stop_token_ids, np.int64)
         try:
-            matcher = self._compiler.matcher(params.grammar)
-            if matcher.advance(generated) < len(generated):
-                raise GrammarFailure("the grammar refuses a token that it had allowed")
+            state = _Row(
+                params.grammar,
+                self._compiler.matcher(params.grammar),
+                ends=stop_ids if params.ignore_eos else np.concatenate((self._eos, stop_ids)),
+                ignored=self._eos if params.ignore_eos else self._eos[:0],
+                min_tokens=params.min_tokens,
+                token_ids=[],
+            )
+            for token_id in start.token_ids[start.prompt_len :]:
+                self._take(state, token_id)
         except GrammarFailure as failure:
             self._failed[start.row] = str(failure)
-            return
-        self._rows[start.row] = _Row(
-            matcher,
-            ends=stop_ids if params.ignore_eos else np.concatenate((self._eos, stop_ids)),
-            ignored=self._eos if params.ignore_eos else self._eos[:0],
-            num_to_come=params.min_tokens - len(generated),
-        )
+        else:
+            self._rows[start.row] = state
 
     def end(self, row: int) -> None:
         """A row is given back, however its request ended."""
         self._rows.pop(row, None)
         self._failed.pop(row, None)
 
-    def allowed(self, row: int) -> tuple[Mask, bool]:
-        """The tokens that may come next, bool [V], at least one; and whether `min_tokens` must give way.
+    def cursor(self, row: int) -> Cursor:
+        """The places of the row's next step, beginning at its newest known token."""
+        if row in self._failed:
+            return Cursor(None, end=GrammarEnd(0, self._failed[row]))
+        state = self._rows[row]
+        try:
+            mask, lifts = self._allowed(state)
+        except GrammarComplete:
+            return Cursor(None, end=GrammarEnd(0))
+        except GrammarFailure as failure:
+            return Cursor(None, end=GrammarEnd(0, str(failure)))
+        return Cursor(state, [mask], lifts)
+
+    def settle_block(self, row: int, token_ids: Sequence[int]) -> GrammarEnd | None:
+        """Go on by the tokens that were chosen, in order, as if each had come in a step of its own.
+
+        A stop token, whatever the grammar, moves nothing, and what follows it is not looked at. Only for
+        rows whose grammar has not ended or failed.
+        """
+        state = self._rows[row]
+        for num_tokens, token_id in enumerate(token_ids, start=1):
+            if token_id in state.ends:
+                return None  # the scheduler ends the request there
+            try:
+                self._take(state, token_id)
+            except GrammarFailure as failure:
+                self._failed[row] = str(failure)
+                return GrammarEnd(num_tokens, str(failure))
+            if state.matcher.must_end:
+                return GrammarEnd(num_tokens)
+        return None
+
+    def _take(self, state: _Row, token_id: int) -> None:
+        state.token_ids.append(token_id)
+        try:
+            if state.alone:
+                _take_alone(state.matcher, token_id)
+            else:
+                state.matcher.take(token_id)
+        except LimitReached as failure:
+            self._leave(state, failure)
+
+    def _allowed(self, state: _Row) -> tuple[Mask, bool]:
+        try:
+            return _allowed(state, state.matcher, 0)
+        except LimitReached as failure:
+            self._leave(state, failure)
+            return _allowed(state, state.matcher, 0)
+
+    def _leave(self, state: _Row, failure: LimitReached) -> None:
+        """Go on without what the row's matcher shares: another's tokens, or drafts, may have hit the limit.
 
         Raises:
-            GrammarFailure: the grammar cannot go on.
-            GrammarComplete: the answer ends here.
+            GrammarFailure: the row's own tokens hit a limit.
         """
-        if row in self._failed:
-            raise GrammarFailure(self._failed[row])
-        state = self._rows[row]
-        if state.matcher.must_end:
-            raise GrammarComplete
-        mask = state.matcher.allowed()
-        mask[state.ends] = mask[state.ends] | state.matcher.may_end
-        mask[state.ignored] = False
-        if not mask.any():
-            if state.matcher.may_end:
-                raise GrammarComplete
-            raise GrammarFailure(_NO_TOKEN)
-        return mask, state.num_to_come > 0 and not np.delete(mask, state.ends).any()
+        self._compiler.forget(state.grammar)
+        if state.alone:
+            raise failure
+        state.alone = True
+        state.matcher = self._compiler.alone(state.grammar)
+        for token_id in state.token_ids:
+            _take_alone(state.matcher, token_id)
 
-    def settle(self, row: int, token_id: int) -> GrammarEnd | None:
-        """Go on by the token that was chosen. A stop token, whatever the grammar, moves nothing."""
-        state = self._rows[row]
-        state.num_to_come -= 1
-        if token_id in state.ends:
-            return None  # the scheduler ends the request there
+
+def _take_alone(matcher: Matcher, token_id: int) -> None:
+    """Take a token as plain decoding does, after a mask: limits are of the work between two tokens."""
+    matcher.allowed()
+    matcher.take(token_id)
+
+
+class Cursor:
+    """A row's grammar along the places of one step: place 0, and one behind each draft taken so far.
+
+    A fork of the row's matcher goes ahead and the row's own stays, so that a rejected draft leaves no
+    trace. A place that could not be sampled as plain decoding would sample it does not exist, and the
+    draft before it is not taken: behind a stop token, where the grammar is complete or fails, and where
+    `min_tokens` would have to give way, which is for the next step to do, when it is known that the
+    answer got there. A row that has met limits takes no drafts any more.
+
+    Attributes:
+        masks: of each place, bool [V], the tokens that may be chosen there. Empty if there is an end.
+        lifts: `min_tokens` must give way, at place 0 and ever after.
+        end: the answer has ended before place 0, completely or by failing.
+    """
+
+    def __init__(
+        self,
+        row: _Row | None,
+        masks: Sequence[Mask] = (),
+        lifts: bool = False,
+        end: GrammarEnd | None = None,
+    ) -> None:
+        self.masks, self.lifts, self.end = list(masks), lifts, end
+        self._row = row
+        self._drafts: list[int] = []
+        self._ahead: Matcher | None = None
+
+    @property
+    def num_drafts(self) -> int:
+        """Drafts taken so far: the row has this many places behind its first."""
+        return len(self._drafts)
+
+    def take(self, draft: int) -> bool:
+        """Go on by a draft, if there can be a place behind it; else everything stays as it is."""
+        row = self._row
+        if row is None or row.alone:
+            return False
+        if draft < 0 or draft in row.ends or not self.masks[-1][draft]:
+            return False
+        ahead, self._ahead = self._fork(row), None
         try:
-            if not state.matcher.advance((token_id,)):
-                raise GrammarFailure("the grammar refuses a token that it had allowed")
-        except GrammarFailure as failure:
-            self._failed[row] = str(failure)
-            return GrammarEnd(1, str(failure))
-        return GrammarEnd(1) if state.matcher.must_end else None
+            ahead.take(draft)
+            mask, lifts = _allowed(row, ahead, len(self._drafts) + 1)
+        except (GrammarComplete, GrammarFailure):
+            return False
+        if lifts:
+            return False
+        self._ahead = ahead
+        self._drafts.append(draft)
+        self.masks.append(mask)
+        return True
+
+    def follow(self, drafts: Sequence[int]) -> int:
+        """Take, of these drafts, as many as there can be places behind; returns how many those are.
+
+        They count from place 0: what had been taken before and differs is given up.
+        """
+        num_same = 0
+        while num_same < min(len(drafts), len(self._drafts)) and drafts[num_same] == self._drafts[num_same]:
+            num_same += 1
+        if num_same < len(self._drafts):
+            del self._drafts[num_same:], self.masks[num_same + 1 :]
+            self._ahead = None
+        for draft in drafts[num_same:]:
+            if not self.take(draft):
+                break
+        return len(self._drafts)
+
+    def _fork(self, row: _Row) -> Matcher:
+        """A matcher behind the drafts taken so far. One that went further, or failed, is not used again."""
+        if self._ahead is not None:
+            return self._ahead
+        ahead = row.matcher.fork()
+        for draft in self._drafts:
+            ahead.take(draft)
+        return ahead
+
+
+def _allowed(row: _Row, matcher: Matcher, num_drafts: int) -> tuple[Mask, bool]:
+    """The tokens that may come next, bool [V], at least one; and whether `min_tokens` must give way.
+
+    Args:
+        matcher: the row's, or a fork of it that is `num_drafts` tokens ahead.
+
+    Raises:
+        GrammarFailure: the grammar cannot go on.
+        GrammarComplete: the answer ends here.
+    """
+    if matcher.must_end:
+        raise GrammarComplete
+    mask = matcher.allowed()
+    mask[row.ends] = mask[row.ends] | matcher.may_end
+    mask[row.ignored] = False
+    if not mask.any():
+        if matcher.may_end:
+            raise GrammarComplete
+        raise GrammarFailure(NO_TOKEN)
+    num_generated = len(row.token_ids) + num_drafts
+    return mask, row.min_tokens > num_generated and not np.delete(mask, row.ends).any()
 
 
 class GrammarComplete(Exception):

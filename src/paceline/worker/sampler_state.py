@@ -9,7 +9,7 @@ Knows how parameters and counts are laid out; does not know what the processors 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -19,10 +19,14 @@ from torch import Tensor
 from paceline.request import SamplingParams
 from paceline.worker.noise import seed_words
 
+if TYPE_CHECKING:
+    from paceline.worker.sampling_team import SamplingTeam
+
 # Columns of `SamplerState.floats`. An inverse temperature of 0 means greedy.
 INV_TEMPERATURE, TOP_P, MIN_P, REPETITION, FREQUENCY, PRESENCE = range(6)
 # Columns of `SamplerState.ints`; the two words of the seed are neighbours.
 SEED_LOW, SEED_HIGH, CHOICE, TOP_K, NUM_BIASES, HAS_PENALTIES = range(6)
+NUM_FLOATS, NUM_INTS = 6, 6
 
 _GREEDY_FLOATS = (0.0, 1.0, 0.0, 1.0, 0.0, 0.0)
 _GREEDY_INTS = (0, 0, 0, 0, 0, 0)
@@ -57,6 +61,7 @@ class SamplerState:
             Unused entries add 0 to token 0.
         counts: int32 [R, V], generated tokens; prompt_mask: bool [R, V]. Both are empty until a row
             has penalties; only the rows that do are kept up to date.
+        team: threads that sample together; None: the calling thread samples, or the device.
     """
 
     def __init__(
@@ -65,10 +70,12 @@ class SamplerState:
         vocab_size: int,
         eos_token_ids: Sequence[int] = (),
         device: torch.device | str = "cpu",
+        team: SamplingTeam | None = None,
     ) -> None:
         self.num_rows = num_rows
         self.vocab_size = vocab_size
         self.device = torch.device(device)
+        self.team = team
         self._eos_token_ids = frozenset(eos_token_ids)
         self._biased: set[int] = set()
         self._penalized: set[int] = set()
@@ -96,6 +103,10 @@ class SamplerState:
     def any_truncated(self) -> bool:
         """Whether a live row has `top_k`, `top_p` or `min_p`."""
         return bool(self._truncated)
+
+    def changes_logits(self, row: int) -> bool:
+        """Whether the row has biases or penalties."""
+        return row in self._biased or row in self._penalized
 
     def start(
         self, row: int, params: SamplingParams, choice: int, token_ids: Sequence[int], prompt_len: int

@@ -73,3 +73,20 @@ def keep_mask(logits: Tensor, scaled: Tensor, top_k: Tensor, top_p: Tensor, min_
     kept &= (top_p >= 1.0) | (before < top_p * mass[:, -1:])
     kept &= weights >= min_p
     return torch.zeros_like(kept).scatter(1, ids, kept)
+
+
+def add_counts(counts: Tensor, token_ids: Tensor, ends: Tensor, num_drafted: Tensor) -> Tensor:
+    """`counts` int32 [P, V] and, at each place, its drafted tokens: a `sampling.Prefix` [N], [P], [P]."""
+    places = torch.arange(len(token_ids), device=counts.device)
+    behind = (places >= (ends - num_drafted)[:, None]) & (places < ends[:, None])
+    return counts.scatter_add(1, token_ids.expand(len(counts), -1), behind.to(counts.dtype))
+
+
+def lowest_best(scores: Tensor, token_ids: Tensor) -> Tensor:
+    """The token of the greatest score in each row: int64 [P], the lowest id among equals.
+
+    Args:
+        scores: [P, C] without NaN; token_ids: int64 [C], the token of each column.
+    """
+    best = scores == scores.amax(dim=1, keepdim=True)
+    return torch.where(best, token_ids, torch.iinfo(torch.int64).max).amin(dim=1)

@@ -61,14 +61,16 @@ class Scores:
 
 
 def answer_scores(
-    wants: Wants, plan: Plan, logits: Tensor, token_ids: Tensor
+    wants: Wants, place_rows: Sequence[int], logits: Tensor, token_ids: Tensor
 ) -> tuple[tuple[int, ...], Scores]:
-    """Of the P places that sampled `token_ids` from `logits` [P, V]: those that want logprobs, and these."""
-    sampling = [step.row for step in plan.rows if step.samples]
-    asked = tuple(place for place, row in enumerate(sampling) if row in wants.answer)
+    """Of the P places that sampled `token_ids` from `logits` [P, V]: those that want logprobs, and these.
+
+    A row may have several places; whether a token there will be taken is not asked.
+    """
+    asked = tuple(place for place, row in enumerate(place_rows) if row in wants.answer)
     if not asked:
         return (), Scores((), ())
-    num_top = tuple(wants.answer[sampling[place]] for place in asked)
+    num_top = tuple(wants.answer[place_rows[place]] for place in asked)
     at = torch.tensor(asked, device=logits.device)
     return asked, Scores(num_top, (logprobs(logits[at], token_ids[at], max(num_top)),))
 

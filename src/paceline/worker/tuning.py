@@ -18,14 +18,13 @@ from pathlib import Path
 import torch
 
 from paceline._version import __version__
-from paceline.kernels.packed_gemm import STORE, scratch_floats
 from paceline.kernels.parallel import Program, Team
-from paceline.kernels.simd import WIDTH
+from paceline.models.phases import Products
 from paceline.models.weights import Layer, Matrix
 
 logger = logging.getLogger(__name__)
 
-_SIZES = (16, 24, 32, 48, 64, 96)
+_SIZES = (16, 24, 32, 48, 64, 96, 128, 192, 256)
 _ROUNDS = 9
 
 
@@ -47,14 +46,14 @@ def max_packed_tokens(layer: Layer, team: Team, cache_file: Path) -> int:
 
 def _key(matrices: tuple[Matrix, ...], num_threads: int) -> str:
     shapes = ",".join(
-        f"{p.format.bits}/{p.format.block}/{p.scales.itemsize}:{p.num_rows}x{p.num_columns}"
+        f"{p.family}/{p.format.bits}/{p.format.block}/{p.scales.itemsize}:{p.num_rows}x{p.num_columns}"
         for p in (m.packed for m in matrices)
         if p is not None
     )
-    return f"{_processor()}|{num_threads}|{torch.__version__}|{__version__}|{shapes}"
+    return f"{processor()}|{num_threads}|{torch.__version__}|{__version__}|{shapes}"
 
 
-def _processor() -> str:
+def processor() -> str:
     """Model name and the instruction sets that decide the answer."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -89,25 +88,12 @@ def _seconds(run: Callable[[], None]) -> float:
 def _timers(
     matrices: tuple[Matrix, ...], size: int, team: Team
 ) -> tuple[Callable[[], None], Callable[[], None]]:
-    phases, products = [], []
+    make, phases, inputs = Products(team, eps=0.0), [], []
     for m in matrices:
         assert m.packed is not None
-        p = m.packed
-        x, y, floats = (
-            torch.randn(size, p.num_columns),
-            torch.empty(size, p.num_rows),
-            scratch_floats(size, p.num_columns),
-        )
-        scratch = torch.zeros(team.num_threads, floats)
-        phases.append(
-            p.gemm.bind(
-                *(p.codes, p.scales, 0, 0.0, p.num_rows, p.num_columns, STORE),
-                *(x, y, p.num_rows * 4, size, scratch, floats * 4),
-                num_tasks=p.num_rows // WIDTH,
-                step=8,
-            )
-        )
-        products.append((m, x))
+        x, y = torch.randn(size, m.packed.num_columns), torch.empty(size, m.packed.num_rows)
+        phases.append(make.gemm(m.packed, x, y))
+        inputs.append((m, x))
 
     program = Program(phases)
 
@@ -115,7 +101,7 @@ def _timers(
         team.run(program)
 
     def dense() -> None:
-        for matrix, x in products:
+        for matrix, x in inputs:
             matrix(x)
 
     packed()

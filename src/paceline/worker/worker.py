@@ -1,24 +1,32 @@
-"""Runs plans on the model: inputs, forward, sampling, and the records that come back.
+"""Runs plans on the model: drafts, inputs, forward, sampling, acceptance, and the records that come back.
 
-Knows nothing of requests, queues or text, and nothing of what kind of model or device it drives.
+Knows nothing of requests, queues or text, and nothing of what kind of model, drafter or device it drives.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import itertools
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 
+from paceline.draft.protocol import Drafter, Settled
 from paceline.models.batch import Batch
-from paceline.request import SamplingParams
-from paceline.step import GrammarEnd, Pending, Plan, RowResult, StepResult
-from paceline.worker.grammar import GrammarComplete, GrammarFailure, GrammarRows, Mask, masked
+from paceline.request import SamplingParams, TokenLogprobs
+from paceline.step import GrammarEnd, Pending, Plan, RowResult, RowStart, RowStep, StepResult
+from paceline.worker.grammar import GrammarRows, Mask, masked
+from paceline.worker.proposing import Proposals, propose
 from paceline.worker.rows import RowState, StepInput
-from paceline.worker.sampling import SamplerState, sample
+from paceline.worker.sampling import Prefix, SamplerState, sample
 from paceline.worker.scores import Scores, Wants, answer_scores, prompt_scores
+from paceline.worker.verify import Accepted, accept
+
+logger = logging.getLogger(__name__)
 
 
 class Model(Protocol):
@@ -26,6 +34,11 @@ class Model(Protocol):
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """Hidden states fp32 [M, hidden], valid until the next call."""
+        ...
+
+    @property
+    def features(self) -> torch.Tensor | None:
+        """What the drafter reads of the latest forward: fp32 [M, k T], valid until the next."""
         ...
 
     def logits(self, h: torch.Tensor) -> torch.Tensor:
@@ -38,44 +51,112 @@ class _Pending:
     """A step's tokens and logprobs, perhaps still on the device."""
 
     plan: Plan
-    token_ids: torch.Tensor  # int64 [P], for the rows that sample, in plan order
+    rows: RowState
+    proposals: Proposals | None = None
+    accepted: Accepted | None = None  # of the R rows that sample, in plan order
+    first_places: Sequence[int] = ()  # [R], of the P places of these rows
     asked: tuple[int, ...] = ()  # which of the P places have a score
     scores: Scores | None = None
     prompt_scores: Mapping[int, Scores] = field(default_factory=dict)  # by row
     grammar_ends: Mapping[int, GrammarEnd] = field(default_factory=dict)  # by row
+    drafter_error: str | None = None
 
     def result(self) -> StepResult:
-        token_ids = iter(self.token_ids.tolist())
+        if self.proposals is None:
+            return StepResult(self.plan.step_id, (), self.drafter_error)
         records = self.scores.records() if self.scores is not None else ()
         by_place = dict(zip(self.asked, records, strict=True))
+        blocks = iter(self._blocks())
         rows: list[RowResult] = []
-        place = 0
-        for step in self.plan.rows:
+        num_drafted, depths = self.proposals.num_drafted(), self.proposals.depths
+        for step, drafted, depth in zip(self.plan.rows, num_drafted, depths, strict=True):
             end, prompt = self.grammar_ends.get(step.row), self.prompt_scores.get(step.row)
-            num_tokens, score = 0, None
+            token_ids: tuple[int, ...] = ()
+            scores: tuple[TokenLogprobs, ...] | None = None
             if step.samples:
-                token = next(token_ids)
-                num_tokens = 1 if end is None else end.num_tokens
-                score, place = by_place.get(place), place + 1
+                block, place = next(blocks)
+                self.rows.correct(step.row, 1 + depth - len(block))
+                token_ids = block if end is None else block[: end.num_tokens]
+                if place in by_place:
+                    scores = tuple(by_place[place + j] for j in range(len(token_ids)))
+            probs = self.proposals.probs.get(step.row)
             rows.append(
                 RowResult(
                     step.row,
                     step.depth,
-                    (token,) if num_tokens else (),
-                    None if score is None else (score,)[:num_tokens],
+                    token_ids,
+                    scores,
                     None if prompt is None else prompt.records(),
                     end,
+                    num_drafted=drafted,
+                    num_verified=drafted,
+                    draft_probs=None if probs is None else tuple(probs[:drafted].tolist()),
+                    shadow_ids=self._shadow_ids(step),
                 )
             )
-        return StepResult(self.plan.step_id, tuple(rows))
+        return StepResult(self.plan.step_id, tuple(rows), self.drafter_error)
+
+    def _shadow_ids(self, step: RowStep) -> tuple[int, ...]:
+        """What the row drafted in the shadow, up to its first NO_DRAFT."""
+        assert self.proposals is not None
+        drafts = self.proposals.shadows.get(step.row)
+        if drafts is None:
+            return ()
+        return tuple(itertools.takewhile(lambda draft: draft >= 0, drafts[: step.shadow_depth].tolist()))
+
+    def _blocks(self) -> list[tuple[tuple[int, ...], int]]:
+        """The accepted tokens of each row that samples, and its first place."""
+        if self.accepted is None:
+            return []
+        lens, token_ids = self.accepted.accept_len.tolist(), self.accepted.token_ids.tolist()
+        return [
+            (tuple(block[:accept_len]), place)
+            for block, accept_len, place in zip(token_ids, lens, self.first_places, strict=True)
+        ]
 
 
 class ModelWorker:
-    """A `paceline.step.Worker` over a model; keeps rows, sampling parameters and grammars."""
+    """A `paceline.step.Worker` over a model; keeps rows, sampling parameters and grammars.
 
-    def __init__(self, model: Model, rows: RowState, sampler: SamplerState, grammars: GrammarRows) -> None:
+    Args:
+        drafter: None: every step is plain. One that raises is given up: a step can do without drafts.
+        trims: whether a step leaves out places that got no draft, for which it reads the drafts on the host.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        rows: RowState,
+        sampler: SamplerState,
+        grammars: GrammarRows,
+        drafter: Drafter | None = None,
+        trims: bool = True,
+    ) -> None:
         self._model, self._rows, self._sampler, self._grammars = model, rows, sampler, grammars
+        self._drafter, self._trims = drafter, trims
+        self._drafter_error: str | None = None
         self._wants = Wants()
+        self._asking: set[int] = set()  # rows that want the drafter's top probabilities
+
+    @property
+    def device(self) -> torch.device:
+        """Where rows and drafts are."""
+        return self._sampler.device
+
+    @property
+    def drafter(self) -> Drafter | None:
+        """Who drafts; None: nobody, or it was given up."""
+        return self._drafter
+
+    @contextlib.contextmanager
+    def drafting_by(self, drafter: Drafter) -> Iterator[None]:
+        """Put another drafter in the place of the worker's own, and that one back, as it was, at the end."""
+        own = self._drafter, self._drafter_error
+        self._drafter = drafter
+        try:
+            yield
+        finally:
+            self._drafter, self._drafter_error = own
 
     def prepare(self, params: SamplingParams) -> Future[Any] | None:
         """See `paceline.step.Worker`."""
@@ -88,55 +169,122 @@ class ModelWorker:
             self._sampler.end(row)
             self._grammars.end(row)
             self._wants.end(row)
+            self._asking.discard(row)
         for start in plan.starts:
-            self._rows.start(start)
-            self._sampler.start(start.row, start.params, start.choice, start.token_ids, start.prompt_len)
-            self._grammars.start(start)
-            self._wants.start(start.row, start.params, start.prompt_len)
+            self._start(start)
         if not plan.rows:
-            return _Pending(plan, torch.empty(0, dtype=torch.int64))
-        step = self._rows.prepare(plan)
+            return _Pending(plan, self._rows, drafter_error=self._drafter_error)
+        self._rows.add_pages(plan)
+        proposals = self._propose(plan)
+        step = self._rows.prepare(plan, proposals.depths, proposals.token_ids)
         hidden = self._model.forward(step.batch)
-        pending = self._sample(plan, step, hidden)
-        self._rows.settle(step, pending.token_ids)
-        return pending
+        return self._finish(plan, proposals, step, hidden)
 
-    def _sample(self, plan: Plan, step: StepInput, hidden: torch.Tensor) -> _Pending:
+    def _start(self, start: RowStart) -> None:
+        self._rows.start(start)
+        self._sampler.start(start.row, start.params, start.choice, start.token_ids, start.prompt_len)
+        self._grammars.start(start)
+        self._wants.start(start.row, start.params, start.prompt_len)
+        self._asking.discard(start.row)
+        if start.params.speculation_summary:
+            self._asking.add(start.row)
+
+    def _propose(self, plan: Plan) -> Proposals:
+        state = (self._rows, self._sampler, self._grammars, self._asking, self._trims)
+        try:
+            return propose(plan, self._drafter, *state)
+        except Exception as error:
+            if self._drafter is None:
+                raise
+            self._give_up(error)
+            return propose(plan, None, *state)
+
+    def _finish(self, plan: Plan, proposals: Proposals, step: StepInput, hidden: torch.Tensor) -> _Pending:
+        """From hidden states to tokens; the rows and the drafter move on."""
         known = self._rows.token_ids
         prompt = prompt_scores(self._wants, plan, step, hidden, known, self._model.logits)
-        if not len(step.sample_at):
-            return _Pending(plan, step.sample_rows, prompt_scores=prompt)
-        # index_select, not [...]: indexing takes to torch's threads from 3,277 numbers on, and those spin for
-        # milliseconds afterwards on the cores that the kernels want (measured: 1.5 times the step at 8 rows).
-        logits = self._model.logits(hidden.index_select(0, step.sample_at))
-        rows = {place: s.row for place, s in enumerate(s for s in plan.rows if s.samples)}
-        constrained = {place: row for place, row in rows.items() if row in self._grammars}
-        masks, ends = self._masks(constrained)
-        allowed = masked(logits, masks) if masks else logits
-        token_ids = sample(allowed, step.sample_rows, step.sample_positions, self._sampler)
-        if self._sampler.any_penalized:
-            self._sampler.accept(step.sample_rows, token_ids)
-        for place in masks:
-            end = self._grammars.settle(rows[place], int(token_ids[place]))
-            if end is not None:
-                ends[rows[place]] = end
-        if not self._wants.answer:
-            return _Pending(plan, token_ids, (), None, prompt, ends)
-        asked, scores = answer_scores(self._wants, plan, logits, token_ids)
-        return _Pending(plan, token_ids, asked, scores, prompt, ends)
-
-    def _masks(self, constrained: Mapping[int, int]) -> tuple[dict[int, Mask], dict[int, GrammarEnd]]:
-        """The masks of places (given with their rows), and the ends of rows that can have none."""
-        masks: dict[int, Mask] = {}
         ends: dict[int, GrammarEnd] = {}
-        for place, row in constrained.items():
-            try:
-                masks[place], lift = self._grammars.allowed(row)
-            except GrammarComplete:
-                ends[row] = GrammarEnd(0)
-            except GrammarFailure as failure:
-                ends[row] = GrammarEnd(0, str(failure))
-            else:
-                if lift:
-                    self._sampler.lift_min_tokens(row)
-        return masks, ends
+        asked: tuple[int, ...] = ()
+        scores = None
+        accepted = Accepted(
+            step.sampling, step.drafts.new_empty(len(step.sampling), 1)
+        )  # none, if none samples
+        if len(step.sample_at):
+            # index_select, not [...]: indexing takes to torch's threads from 3,277 numbers on, and those spin
+            # for milliseconds afterwards on the cores that the kernels want (measured: 1.5 times the step at
+            # 8 rows).
+            logits = self._model.logits(hidden.index_select(0, step.sample_at))
+            y = self._choose(proposals, step, logits, ends)
+            accepted = accept(y, step.drafts, step.first, step.depths, step.room)
+            self._count(step, accepted)
+            self._settle_grammars(proposals, step, accepted, ends)
+            if self._wants.answer:
+                asked, scores = answer_scores(self._wants, step.place_rows, logits, y)
+        settled = self._rows.settle(step, accepted.accept_len, accepted.token_ids)
+        self._settle_draft(step, settled)
+        return _Pending(
+            plan,
+            self._rows,
+            proposals,
+            accepted,
+            step.first_places,
+            asked,
+            scores,
+            prompt,
+            ends,
+            self._drafter_error,
+        )
+
+    def _choose(
+        self, proposals: Proposals, step: StepInput, logits: torch.Tensor, ends: dict[int, GrammarEnd]
+    ) -> torch.Tensor:
+        """The target's token at each place, int64 [P]; notes rows whose grammar has ended in `ends`."""
+        masks: dict[int, Mask] = {}
+        for place, row in zip(step.first_places, step.sampling_rows, strict=True):
+            cursor = proposals.cursors.get(row)
+            if cursor is None:
+                continue
+            if cursor.end is not None:
+                ends[row] = cursor.end
+            masks |= {place + j: mask for j, mask in enumerate(cursor.masks)}
+        prefix = None
+        if step.drafts.shape[1] and self._sampler.any_penalized:
+            prefix = Prefix(step.batch.token_ids.index_select(0, step.sample_at), step.num_drafted)
+        allowed = masked(logits, masks) if masks else logits
+        return sample(allowed, step.sample_rows, step.sample_positions, self._sampler, prefix)
+
+    def _count(self, step: StepInput, accepted: Accepted) -> None:
+        """Count the new tokens of rows with penalties."""
+        if self._sampler.any_penalized:
+            ahead = torch.arange(accepted.token_ids.shape[1], device=accepted.token_ids.device)
+            new = ahead < accepted.accept_len[:, None]
+            rows = step.rows[step.sampling][:, None].expand_as(new)
+            self._sampler.accept(rows[new], accepted.token_ids[new])
+
+    def _settle_grammars(
+        self, proposals: Proposals, step: StepInput, accepted: Accepted, ends: dict[int, GrammarEnd]
+    ) -> None:
+        for i, row in enumerate(step.sampling_rows):
+            if row in proposals.cursors and row not in ends:
+                block = accepted.token_ids[i, : int(accepted.accept_len[i])].tolist()
+                end = self._grammars.settle_block(row, block)
+                if end is not None:
+                    ends[row] = end
+
+    def _settle_draft(self, step: StepInput, settled: torch.Tensor) -> None:
+        if self._drafter is None:
+            return
+        last = step.begins + settled.clamp(min=1) - 1
+        try:
+            self._drafter.settle(
+                Settled(step.batch, self._rows.next_ids(step), self._model.features, step.rows, last)
+            )
+        except Exception as error:
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        """Go on without the drafter."""
+        first_line = str(error).strip().partition("\n")[0]
+        self._drafter_error = f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
+        self._drafter = None
+        logger.info("where the drafter failed", exc_info=error)  # the engine warns

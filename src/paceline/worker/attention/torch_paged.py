@@ -1,7 +1,8 @@
 """A paged K/V cache in plain torch: any device and dtype, every head size. Not tuned.
 
 Rows that bring the same number of tokens attend together, over keys gathered from their pages and padded
-to the longest; a mask hides what a query may not see.
+to the longest; a mask hides what a query may not see. The batch's positions are the truth; its segments may
+be upper bounds of them. Positions behind a row's last page, where drafts may lie, share the trash page.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from paceline.models.batch import Batch
 from paceline.models.config import ModelConfig
 from paceline.models.layers import rms_norm, rotate
 from paceline.worker.attention.cpu import Norms
+
+_TRASH_PAGE = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,26 +55,30 @@ class TorchAttention:
         """Work out slots and masks, once for all layers."""
         device, segments = self._tables.device, torch.from_numpy(batch.segments)
         positions, rows = batch.positions, segments[:, 3].repeat_interleave(segments[:, 1]).to(device)
-        self._turns = (self._cos[positions], self._sin[positions])
+        in_table = positions.clamp(max=len(self._cos) - 1)
+        self._turns = (self._cos[in_table], self._sin[in_table])
         self._slots = self._slot(rows, positions)
         self._groups = [
-            self._group(segments[segments[:, 1] == q_len], int(q_len), device)
+            self._group(segments[segments[:, 1] == q_len], int(q_len), positions)
             for q_len in np.unique(batch.segments[:, 1])
         ]
 
     def _slot(self, rows: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        pages = self._tables[rows, positions // self._page_size].long()
+        places, last = positions // self._page_size, self._tables.shape[1] - 1
+        pages = self._tables[rows, places.clamp(max=last)].long()
+        pages = torch.where(places <= last, pages, _TRASH_PAGE)
         return pages * self._page_size + positions % self._page_size
 
-    def _group(self, segments: torch.Tensor, q_len: int, device: torch.device) -> _Group:
-        longest = int((segments[:, 1] + segments[:, 2]).max())
-        q_begin, _, start, rows = (column[:, None].to(device) for column in segments.unbind(1))
-        steps = torch.arange(q_len, device=device)[None]
+    def _group(self, segments: torch.Tensor, q_len: int, positions: torch.Tensor) -> _Group:
+        device, longest = positions.device, int((segments[:, 1] + segments[:, 2]).max())
+        q_begin, rows = segments[:, 0, None].to(device), segments[:, 3, None].to(device)
+        queries = q_begin + torch.arange(q_len, device=device)[None]
+        seen_from = positions[queries]
         keys = torch.arange(longest, device=device)[None].expand(len(rows), -1)
-        mask = keys[:, None] <= (start + steps)[:, :, None]
-        # Slots past a row's end are hidden by the mask; clamping keeps the look-up inside its table.
-        known = torch.minimum(keys, start + q_len - 1)
-        return _Group(q_begin + steps, self._slot(rows.expand_as(known), known), mask[:, None])
+        mask = keys[:, None] <= seen_from[:, :, None]
+        # The mask hides slots past a row's end, but not their NaN: what is gathered there is the row's own.
+        known = torch.minimum(keys, seen_from[:, -1:])
+        return _Group(queries, self._slot(rows.expand_as(known), known), mask[:, None])
 
     def __call__(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
         """[M, (heads + 2 kv_heads) D] to [M, heads D], in qkv's dtype; bias already added."""

@@ -1,0 +1,120 @@
+"""A step's drafts: who makes any, how many, and which of them the target is to look at.
+
+Knows neither the drafter's nor the target's arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from paceline.draft.protocol import NO_DRAFT, Drafter, Round
+from paceline.step import Plan, RowStep
+from paceline.worker.drafting import CoupledChoice
+from paceline.worker.grammar import Cursor, GrammarRows
+from paceline.worker.rows import RowState
+from paceline.worker.sampling import SamplerState
+
+
+@dataclass(frozen=True, slots=True)
+class Proposals:
+    """The drafts of a plan's S rows, of at most D each."""
+
+    depths: tuple[int, ...]  # [S]; places of a row but its first. More than its drafts where nobody trimmed
+    token_ids: torch.Tensor  # int64 [S, D], NO_DRAFT from where a row has none
+    cursors: Mapping[int, Cursor]  # by row, of the rows that sample and have a grammar
+    probs: Mapping[int, torch.Tensor] = field(default_factory=dict)  # by row, fp32 [D], of those that ask
+    shadows: Mapping[int, torch.Tensor] = field(default_factory=dict)  # by row, int64 [D], not to be verified
+
+    def num_drafted(self) -> list[int]:
+        """[S]. Waits for the device."""
+        counts: list[int] = (self.token_ids >= 0).sum(1).tolist()
+        return counts
+
+
+def propose(
+    plan: Plan,
+    drafter: Drafter | None,
+    rows: RowState,
+    sampler: SamplerState,
+    grammars: GrammarRows,
+    asking: Collection[int],
+    trims: bool,
+) -> Proposals:
+    """Let the drafter propose for the plan's rows, as deep as the plan says, in the shadow or not.
+
+    Args:
+        drafter: None: nothing is proposed.
+        asking: rows that want the drafter's top probabilities.
+        trims: leave out places without a draft; reads the drafts on the host.
+    """
+    cursors = {s.row: grammars.cursor(s.row) for s in plan.rows if s.samples and s.row in grammars}
+    for row, cursor in cursors.items():
+        if cursor.lifts:  # before anything is drawn, draft or not
+            sampler.lift_min_tokens(row)
+    places = [i for i, s in enumerate(plan.rows) if s.samples and _depth(s)]
+    if drafter is None or not places:
+        nothing = torch.empty(len(plan.rows), 0, dtype=torch.int64, device=sampler.device)
+        return Proposals((0,) * len(plan.rows), nothing, cursors)
+    places.sort(key=lambda i: -_depth(plan.rows[i]))
+    drafting = _round(plan, places, rows)
+    row_ids = [plan.rows[i].row for i in places]
+    choose = CoupledChoice(
+        sampler,
+        drafting,
+        {k: cursors[row] for k, row in enumerate(row_ids) if row in cursors},
+        [k for k, row in enumerate(row_ids) if row in asking],
+    )
+    drafts = drafter.propose(drafting, choose)
+    shadows = {s.row: drafts[k].clone() for k, s in enumerate(plan.rows[i] for i in places) if not s.depth}
+    for k, row in enumerate(row_ids):
+        if row in shadows:
+            drafts[k] = NO_DRAFT
+        if row in cursors:
+            num_taken = cursors[row].follow(drafts[k, : drafting.depths[k]].tolist())
+            drafts[k, num_taken:] = NO_DRAFT
+    token_ids = _placed(drafts, drafting.depths, places, len(plan.rows), sampler.vocab_size)
+    probs: dict[int, torch.Tensor] = {}
+    if choose.probs is not None:
+        probs = {row: choose.probs[k] for k, row in enumerate(row_ids) if row in asking}
+    depths = [s.depth if s.samples else 0 for s in plan.rows]
+    if trims:
+        depths = (token_ids.numpy() >= 0).sum(1).tolist()
+    return Proposals(tuple(depths), token_ids, cursors, probs, shadows)
+
+
+def _depth(step: RowStep) -> int:
+    """How deep the row drafts, for whatever use."""
+    return step.depth or step.shadow_depth
+
+
+def _round(plan: Plan, places: list[int], rows: RowState) -> Round:
+    steps = [plan.rows[i] for i in places]
+    row_ids = np.array([s.row for s in steps], np.int64)
+    num_new = np.array([s.query_len for s in steps], np.int64)
+    return Round(*rows.newest(row_ids, num_new), tuple(_depth(s) for s in steps))
+
+
+def _placed(
+    drafts: torch.Tensor, depths: Sequence[int], places: list[int], num_rows: int, vocab_size: int
+) -> torch.Tensor:
+    """Drafts of the plan's rows at `places`, int64 [S, D]: up to each row's own depth and first NO_DRAFT.
+
+    What is no token id counts as NO_DRAFT: the target's embedding must not see it.
+    """
+    on_cpu = drafts.device.type == "cpu"  # where numpy is much the faster for a few numbers
+    library: Any = np if on_cpu else torch
+    given: Any = drafts.numpy() if on_cpu else drafts
+    own: Any = np.arange(drafts.shape[1]) < np.array(depths)[:, None]
+    at: Any = np.array(places)
+    if not on_cpu:
+        own, at = (torch.from_numpy(x).to(drafts.device) for x in (own, at))
+    kept = ((given >= 0) & (given < vocab_size) & own).cumprod(1) > 0
+    placed = library.full((num_rows, drafts.shape[1]), NO_DRAFT, dtype=given.dtype)
+    placed = placed if on_cpu else placed.to(drafts.device)
+    placed[at] = library.where(kept, given, NO_DRAFT)
+    return torch.from_numpy(placed) if on_cpu else placed
