@@ -1,9 +1,9 @@
-"""Whether accept_len as served is that of `acceptance.py`, and what 8-bit weights of the head cost.
+"""Whether accept_len as served is that of `acceptance.py`, and what arithmetic costs.
 
-`acceptance.py` replays finished text in float32: given the true tokens, every round is decided. Served, the
-target runs on packed weights and the head on weights rounded to Q8_0. So the same text is replayed twice,
-with the head as trained and with the head as rounded; and text that float32 made itself is replayed as well,
-which is what `acceptance.py` reports.
+`acceptance.py` replays finished text in float32: given the true tokens, every round is decided. Here two
+engines serve, and what each said is replayed. One computes in float32 throughout: every round must come out
+as replayed. The other is the default one, alone with each request: weights of the head in Q8_0, K/V in
+bfloat16. Its text is replayed with the head as trained, and with the head as rounded.
 
 Near an answer's end the two count differently: served, a round drafts no further than `max_tokens` lets it,
 and one that runs into the end token counts what stood behind. Rounds with no more than a depth's tokens left
@@ -29,6 +29,7 @@ from paceline.models.checkpoint import open_checkpoint
 from paceline.models.hub import resolve_model
 from paceline.models.packed import pack_dense
 from paceline.models.weights import load_weights
+from paceline.request import RequestOutput
 from paceline.train.head import TrainableHead
 from paceline.train.measure import matches, rounds
 from paceline.train.run import from_draft
@@ -36,7 +37,7 @@ from paceline.train.target import Target
 from speculation_runs import CATEGORIES, Bench, Side, YardstickPrompt
 
 DEPTH = 4
-WAYS = ("served", "replayed_q8", "replayed", "replayed_whole", "fp32_text", "fp32_text_whole")
+WAYS = ("served", "replayed_q8", "replayed", "fp32_served", "fp32_replayed", "acceptance_py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,14 @@ class Round:
         return self.left > DEPTH
 
 
+@dataclass(frozen=True, slots=True)
+class Told:
+    """An answer and its rounds."""
+
+    token_ids: tuple[int, ...]
+    rounds: tuple[Round, ...]
+
+
 def measure_acceptance(bench: Bench, num_prompts: int) -> Row:
     """Greedy, depth 4: means over prompts of each prompt's mean of accepted + 1, then over categories.
 
@@ -59,39 +68,42 @@ def measure_acceptance(bench: Bench, num_prompts: int) -> Row:
         num_prompts: of each category.
     """
     prompts = bench.prompts[: len(CATEGORIES) * num_prompts]
-    answers, served = zip(*(_serve(bench.head, prompt) for prompt in prompts), strict=True)
+    served = [_serve(bench.head, [prompt])[0] for prompt in prompts]
+    fp32 = _serve(Side(build(EngineConfig(precision="fp32")), bench.max_tokens), prompts)
     replay = Replay()
-    exact = partial(replay.rounds, replay.trained)
-    replayed = [exact(p, a) for p, a in zip(prompts, answers, strict=True)]
-    rounded = [replay.rounds(replay.rounded, p, a) for p, a in zip(prompts, answers, strict=True)]
-    exact_answers = _fp32_answers(prompts, bench.max_tokens)
-    fp32 = [exact(p, a) for p, a in zip(prompts, exact_answers, strict=True)]
-    columns = {
-        "served": [_mean(r for r in rs if r.is_whole) for rs in served],
-        "replayed_q8": [_mean(r for r in rs if r.is_whole) for rs in rounded],
-        "replayed": [_mean(r for r in rs if r.is_whole) for rs in replayed],
-        "replayed_whole": [_mean(rs) for rs in replayed],
-        "fp32_text": [_mean(r for r in rs if r.is_whole) for rs in fp32],
-        "fp32_text_whole": [_mean(rs) for rs in fp32],
+    trained, rounded = partial(replay.served, replay.trained), partial(replay.served, replay.rounded)
+    replayed, replayed_q8 = list(map(trained, prompts, served)), list(map(rounded, prompts, served))
+    fp32_replayed = list(map(trained, prompts, fp32))
+    compared = {
+        "served": served,
+        "replayed_q8": replayed_q8,
+        "replayed": replayed,
+        "fp32_served": fp32,
+        "fp32_replayed": fp32_replayed,
     }
+    columns = {
+        way: [_mean(r for r in answer.rounds if r.is_whole) for answer in answers]
+        for way, answers in compared.items()
+    }
+    columns["acceptance_py"] = [_mean(answer.rounds) for answer in fp32_replayed]
     kinds = [prompt.category for prompt in prompts]
     by_category = {
-        category: {way: _of_category(columns[way], kinds, category) for way in WAYS}
-        for category in CATEGORIES
+        kind: {way: _of_category(columns[way], kinds, kind) for way in WAYS} for kind in CATEGORIES
     }
     means = {way: statistics.fmean(row[way] for row in by_category.values()) for way in WAYS}
     return {
-        "value": abs(means["served"] - means["replayed"]),
+        "value": abs(means["fp32_served"] - means["fp32_replayed"]),
         "means": means,
         "cost_of_q8": means["replayed"] - means["replayed_q8"],
+        "cost_of_the_rest": means["replayed_q8"] - means["served"],
         "by_category": by_category,
         "num_prompts": num_prompts,
-        "num_same_rounds": {
-            "q8": sum(a == b for x, y in zip(served, rounded, strict=True) for a, b in _aligned(x, y)),
-            "trained": sum(a == b for x, y in zip(served, replayed, strict=True) for a, b in _aligned(x, y)),
-            "of": sum(r.is_whole for rs in served for r in rs),
+        "same_rounds": {
+            "q8": _num_same(served, replayed_q8),
+            "trained": _num_same(served, replayed),
+            "fp32": _num_same(fp32, fp32_replayed),
         },
-        "num_same_answers": sum(tuple(a) == tuple(b) for a, b in zip(answers, exact_answers, strict=True)),
+        "num_same_answers": sum(a.token_ids == b.token_ids for a, b in zip(served, fp32, strict=True)),
         "prompts": [
             {"number": p.number, "category": p.category} | {way: columns[way][i] for way in WAYS}
             for i, p in enumerate(prompts)
@@ -99,10 +111,13 @@ def measure_acceptance(bench: Bench, num_prompts: int) -> Row:
     }
 
 
-def _aligned(left: Sequence[Round], right: Sequence[Round]) -> list[tuple[int, int]]:
-    """Accepted of the whole rounds that began at the same token."""
-    others = {r.left: r.accepted for r in right}
-    return [(r.accepted, others[r.left]) for r in left if r.is_whole and r.left in others]
+def _num_same(left: Sequence[Told], right: Sequence[Told]) -> tuple[int, int]:
+    """Whole rounds that accepted as many, and of how many that began at the same token."""
+    pairs = []
+    for a, b in zip(left, right, strict=True):
+        others = {r.left: r.accepted for r in b.rounds}
+        pairs += [(r.accepted, others[r.left]) for r in a.rounds if r.is_whole and r.left in others]
+    return sum(a == b for a, b in pairs), len(pairs)
 
 
 def _of_category(values: Sequence[float | None], kinds: Sequence[str], category: str) -> float:
@@ -117,38 +132,41 @@ def _mean(of: Iterable[Round]) -> float | None:
     return statistics.fmean(lengths) if lengths else None
 
 
-def _serve(side: Side, prompt: YardstickPrompt) -> tuple[list[int], list[Round]]:
-    """The answer, and its rounds as the engine counted them."""
-    side.engine.add(side.request(prompt, DEPTH, speculation_summary=True))
-    token_ids: list[int] = []
-    counted: list[tuple[int, int]] = []  # tokens before the round, accepted
-    num_accepted = num_rounds = 0
-    while side.engine.has_work:
-        for output in side.engine.step():
-            if output.error is not None:
-                raise RuntimeError(output.error)
-            summary = output.speculation
-            if summary is not None and summary.num_rounds > num_rounds:
-                counted.append((len(token_ids), summary.num_accepted - num_accepted))
-                num_rounds, num_accepted = summary.num_rounds, summary.num_accepted
-            token_ids += output.token_ids
-    return token_ids, [Round(len(token_ids) - before, accepted) for before, accepted in counted]
-
-
-def _fp32_answers(prompts: Sequence[YardstickPrompt], max_tokens: int) -> list[list[int]]:
-    """What float32 throughout says, greedily, to all prompts at once."""
-    side = Side(build(EngineConfig(precision="fp32", draft="none")), max_tokens)
-    answers: dict[str, list[int]] = {}
+def _serve(side: Side, prompts: Sequence[YardstickPrompt]) -> list[Told]:
+    """The answers to all prompts at once, with their rounds as the engine counted them."""
+    told: dict[str, _Telling] = {}
     for prompt in prompts:
-        request = side.request(prompt, None)
-        answers[request.request_id] = []
+        request = side.request(prompt, DEPTH, speculation_summary=True)
+        told[request.request_id] = _Telling()
         side.engine.add(request)
     while side.engine.has_work:
         for output in side.engine.step():
             if output.error is not None:
                 raise RuntimeError(output.error)
-            answers[output.request_id] += output.token_ids
-    return list(answers.values())
+            told[output.request_id].add(output)
+    return [telling.told() for telling in told.values()]
+
+
+class _Telling:
+    """An answer in the making."""
+
+    def __init__(self) -> None:
+        self._token_ids: list[int] = []
+        self._rounds: list[tuple[int, int]] = []  # tokens before the round, accepted
+        self._num_accepted = 0
+
+    def add(self, output: RequestOutput) -> None:
+        """Take a step's tokens, and its round if it had drafts."""
+        summary = output.speculation
+        if summary is not None and summary.num_rounds > len(self._rounds):
+            self._rounds.append((len(self._token_ids), summary.num_accepted - self._num_accepted))
+            self._num_accepted = summary.num_accepted
+        self._token_ids += output.token_ids
+
+    def told(self) -> Told:
+        """All of it."""
+        length = len(self._token_ids)
+        return Told(tuple(self._token_ids), tuple(Round(length - n, a) for n, a in self._rounds))
 
 
 class Replay:
@@ -164,17 +182,17 @@ class Replay:
         self.trained = from_draft(draft, config, "cpu").eval()
         self.rounded = from_draft(_rounded(draft), config, "cpu").eval()
 
-    def rounds(self, head: TrainableHead, prompt: YardstickPrompt, answer: Sequence[int]) -> list[Round]:
-        """The rounds of an answer."""
-        begin, end = len(prompt.token_ids), len(prompt.token_ids) + len(answer)
+    def served(self, head: TrainableHead, prompt: YardstickPrompt, answer: Told) -> Told:
+        """The same answer with its rounds as this head decides them."""
+        begin, end = len(prompt.token_ids), len(prompt.token_ids) + len(answer.token_ids)
         # Padded so that the answer is drafted to its end.
-        token_ids = torch.tensor([[*prompt.token_ids, *answer, *[0] * (DEPTH + 1)]])
+        token_ids = torch.tensor([[*prompt.token_ids, *answer.token_ids, *[0] * (DEPTH + 1)]])
         hits = matches(head, self._target, token_ids, DEPTH)[0].numpy()
         found, newest = [], begin
         for accepted in rounds(hits, begin, end, DEPTH):
             found.append(Round(end - 1 - newest, accepted))
             newest += accepted + 1
-        return found
+        return Told(answer.token_ids, tuple(found))
 
 
 def _rounded(draft: Draft) -> Draft:

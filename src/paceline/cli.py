@@ -1,4 +1,4 @@
-"""The command line: `paceline serve | chat | generate | draft | train | sweep | calibrate | models`.
+"""The command line: `paceline serve | chat | generate | draft | train | sweep | replay | calibrate | models`.
 
 Parses, prints, and turns every PacelineError into one line and exit code 1. What the commands do is
 elsewhere, and is imported only by the command that needs it.
@@ -22,6 +22,7 @@ from paceline._version import __version__
 from paceline.cli_calibrate import add_calibrate_command
 from paceline.cli_draft import add_draft_command
 from paceline.cli_flags import Parser, add_flags, help_of
+from paceline.cli_replay import add_replay_command
 from paceline.cli_settings import load, show
 from paceline.cli_sweep import add_sweep_command
 from paceline.cli_train import add_train_command
@@ -130,6 +131,7 @@ def _parser() -> Parser:
     add_draft_command(commands)
     add_train_command(commands)
     add_sweep_command(commands)
+    add_replay_command(commands)
     add_calibrate_command(commands)
     models = commands.add_parser(
         "models",

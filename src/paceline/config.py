@@ -110,7 +110,7 @@ class EngineConfig:
     ngram_min: int = option(2, "shortest run of tokens that draft ngram looks up")
     ngram_max: int = option(4, "longest run of tokens that draft ngram looks up")
     trace: str | None = option(
-        None, "file for what every step did, to be replayed with other policies; default: none", metavar="FILE"
+        None, "file for what every step did, to be replayed with other policies", metavar="FILE"
     )
     trace_max_bytes: int = option(
         64 * 2**20, "largest trace file; then it becomes FILE.1, in the place of the one before"

@@ -189,11 +189,12 @@ def build(config: EngineConfig) -> BuiltEngine:
     tokenizer = load_tokenizer(Path(config.model))
     special = {text: tokenizer.encode(text)[0] for text in SPECIAL}
     has_drafter = config.draft != "none"
+    depth: int | str = config.depth if config.depth == "auto" else int(config.depth)
     ready = Ready(
         max_model_len=MAX_MODEL_LEN,
         vocab_size=tokenizer.vocab_size,
         max_depth=config.max_depth if has_drafter else 0,
-        depth=config.depth if has_drafter else 0,
+        depth=depth if has_drafter else 0,
         draft=config.draft if has_drafter else None,
     )
     return BuiltEngine(FakeEngine(config, special), ready)

@@ -32,7 +32,7 @@ class Served:
         self.process = subprocess.Popen(
             [
                 *(sys.executable, str(HERE / "serve_fake.py"), "--model", str(model)),
-                *("--served-model-name", "tiny", "--port", "0", "--draft", "ngram", "--depth", "3", *flags),
+                *("--served-model-name", "tiny", "--port", "0", "--draft", "ngram", "--depth", "2", *flags),
             ],
             env=environment,
             process_group=0 if own_group else None,

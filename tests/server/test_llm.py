@@ -26,7 +26,7 @@ def make_llm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(llm, "build", fake_engine.build)
     monkeypatch.setenv("FAKE_JOURNAL", str(tmp_path / "journal"))
     model = write_tiny_model(tmp_path / "tiny")
-    return lambda **settings: LLM(str(model), **{"draft": "ngram", **settings})
+    return lambda **settings: LLM(str(model), **{"draft": "ngram", "depth": 2, **settings})
 
 
 @pytest.fixture

@@ -50,6 +50,12 @@ PROCESSORS: dict[str, dict[str, Any]] = {
     "regex, greedy, penalties": {"grammar": REGEX, "temperature": 0.0, "frequency_penalty": 1.5},
     "json": {"grammar": SCHEMA, "max_tokens": 40},
     "json, min_tokens": {"grammar": SCHEMA, "min_tokens": 25, "max_tokens": 40, "top_k": 30},
+    # Where b, a stop token, is all that may follow, min_tokens has to give way.
+    "min_tokens gives way": {
+        "grammar": Grammar("regex", "[x-z]{3,5}b[x-z]{9}"),
+        "stop_token_ids": (ord("b") - ord("!"),),
+        "min_tokens": 8,
+    },
     "logprobs": {"logprobs": 3, "temperature": 0.7},
     "prompt_logprobs": {"prompt_logprobs": 1, "logprobs": 0, "repetition_penalty": 1.3},
     "summary": {"speculation_summary": True, "top_p": 0.8},

@@ -61,7 +61,7 @@ class Choose(Protocol):
 
 
 class Drafter(Protocol):
-    """Proposes tokens. May keep state by row; must be ready again after any number of steps without drafts."""
+    """Proposes tokens. May keep state by row; ready again after any number of steps without drafts."""
 
     @property
     def capture(self) -> tuple[int, ...]:

@@ -76,7 +76,9 @@ def build(config: EngineConfig) -> BuiltEngine:
 
     worker, info = build_worker(config, progress=sys.stderr.isatty())
     is_auto = config.depth == "auto" and info.max_depth > 0
-    costs = _costs(worker, info, config) if is_auto and config.policy == "governor" else None
+    asks_costs = is_auto and config.policy == "governor"
+    asks_costs |= info.max_depth > 0 and config.trace is not None  # a trace says what its steps cost
+    costs = _costs(worker, info, config) if asks_costs else None
     scheduler = Scheduler(
         config,
         num_pages=info.num_pages,

@@ -87,7 +87,8 @@ class History:
             self._close()
 
     def _close(self) -> None:
-        assert self._base is not None and self._pending is not None
+        assert self._base is not None
+        assert self._pending is not None
         (before, began), (after, ended) = self._base, self._pending
         self._points.append(_point(before, after, self.epoch(ended), ended - began))
         self._base, self._pending = self._pending, None

@@ -84,6 +84,17 @@ def openapi(model_name: str, max_depth: int) -> dict[str, Any]:
                 | _errors(ref[ErrorBody], (401, 404) if "{" in path else (401,)),
             }
         }
+    _add_particulars(paths, ref, model_name)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Paceline", "version": __version__},
+        "paths": paths,
+        "components": {"schemas": components},
+    }
+
+
+def _add_particulars(paths: dict[str, Any], ref: dict[Any, Any], model_name: str) -> None:
+    """What single paths have and the others have not: parameters, other replies, another kind of body."""
     paths["/v1/models/{name}"]["get"]["parameters"] = [
         {
             "name": "name",
@@ -110,21 +121,16 @@ def openapi(model_name: str, max_depth: int) -> dict[str, Any]:
             "content": {"application/json": {"schema": ref[Health]}},
         },
     }
+    text = {"schema": {"type": "string"}}
+    metrics = {"200": {"description": "Done", "content": {"text/plain": text}}}
+    page = {"200": {"description": "Done", "content": {"text/html": text}}}
     paths["/metrics"] = {
         "get": {
             "summary": "Numbers for Prometheus",
-            "responses": {
-                "200": {"description": "Done", "content": {"text/plain": {"schema": {"type": "string"}}}}
-            }
-            | _errors(ref[ErrorBody], (401,)),
+            "responses": metrics | _errors(ref[ErrorBody], (401,)),
         }
     }
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": "Paceline", "version": __version__},
-        "paths": paths,
-        "components": {"schemas": components},
-    }
+    paths["/"] = {"get": {"summary": "A page that shows what the server does", "responses": page}}
 
 
 def _errors(schema: dict[str, Any], statuses: Any) -> dict[str, Any]:

@@ -109,7 +109,7 @@ def _numbered(values: Iterable[float]) -> Values:
 
 
 def _steps(stats: PolicyStats, max_depth: int) -> Values:
-    """A number for every reason and depth: a counter that is not there before it counts hides its first step."""
+    """For every reason and depth: a counter that is not there before it counts hides its first step."""
     for reason in Reason:
         by_depth = stats.steps.get(reason.value, [])
         for depth in range(max(max_depth + 1, len(by_depth))):

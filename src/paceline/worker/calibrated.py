@@ -19,9 +19,9 @@ from paceline.config import EngineConfig
 from paceline.draft.load import NGRAM
 from paceline.models.builtin import cache_dir
 from paceline.models.hub import resolve_model
-from paceline.policy import CostModel
+from paceline.policy import CostModel, TargetSample
 from paceline.worker.build import ModelInfo
-from paceline.worker.calibration import BUDGET_SECONDS, Limits, measure, plan_cells
+from paceline.worker.calibration import BUDGET_SECONDS, Limits, Samples, measure, plan_cells
 from paceline.worker.calibration_cache import Identity, RefusedError, identity_of_files, read, write
 from paceline.worker.tuning import processor
 from paceline.worker.worker import ModelWorker
@@ -76,14 +76,37 @@ def calibrate(
     logger.info("timing the model once, for at most %.0f s", budget_seconds)
     begun = time.perf_counter()
     samples = measure(worker, limits, budget_seconds=budget_seconds, progress=progress)
-    costs = CostModel.fit(samples.target, samples.drafts)
+    costs = fit_costs(samples)
     seconds = time.perf_counter() - begun
     try:
         write(path, identity, costs)
         logger.info("timed %d kinds of steps in %.1f s, kept in %s", len(samples.target), seconds, path)
     except OSError as error:
-        logger.warning("cannot write %s, so the model is timed again at the next start: %s", path, error)
+        reason = error.strerror or error
+        logger.warning("cannot write %s, so the model is timed again at the next start: %s", path, reason)
     return Calibrated(costs, path, measured_on, seconds)
+
+
+def fit_costs(samples: Samples) -> CostModel:
+    """The cost model of these samples, also of noisy ones.
+
+    Where noise is larger than what rows and contexts add to a step, fitting these to it can leave less than
+    nothing for the tokens. Then they count as nothing: a sample for each number of tokens says it all.
+    """
+    costs = CostModel.fit(samples.target, samples.drafts)
+    if costs.tokens(1) > 0:
+        return costs
+    logger.warning("the machine is busy: what rows and contexts cost cannot be told from noise")
+    by_tokens: dict[int, list[TargetSample]] = {}
+    for sample in samples.target:
+        if not sample.num_prompt_tokens:
+            by_tokens.setdefault(sample.num_tokens, []).append(sample)
+    middle = [
+        sorted(group, key=lambda sample: sample.seconds)[(len(group) - 1) // 2]
+        for group in by_tokens.values()
+    ]
+    prompts = [sample for sample in samples.target if sample.num_prompt_tokens]
+    return CostModel.fit(middle + prompts, samples.drafts)
 
 
 def _known(path: Path, identity: Identity) -> CostModel | None:

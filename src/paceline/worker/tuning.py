@@ -67,13 +67,13 @@ def processor() -> str:
 def _measure(matrices: tuple[Matrix, ...], team: Team) -> int:
     """The last size before the dense matrices win, by the best of a few rounds; at least the first size.
 
-    Taking turns and the best of each side keeps a busy machine from deciding.
+    Sides and sizes take turns, so that a machine that is busy for a while slows all of them.
     """
+    timers = {size: _timers(matrices, size, team) for size in _SIZES}
+    rounds = [[(_seconds(p), _seconds(d)) for p, d in timers.values()] for _ in range(_ROUNDS)]
     best = _SIZES[0]
-    for size in _SIZES:
-        packed, dense = _timers(matrices, size, team)
-        times = [(_seconds(packed), _seconds(dense)) for _ in range(_ROUNDS)]
-        if min(p for p, _ in times) > min(d for _, d in times):
+    for size, times in zip(timers, zip(*rounds, strict=True), strict=True):
+        if min(packed for packed, _ in times) > min(dense for _, dense in times):
             return best
         best = size
     return best
