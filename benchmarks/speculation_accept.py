@@ -20,7 +20,7 @@ from functools import partial
 import torch
 
 from common import Row
-from paceline.config import DEFAULT_MODEL, EngineConfig
+from paceline.config import DEFAULT_MODEL
 from paceline.draft.checkpoint import Draft, open_draft
 from paceline.draft.load import resolve_draft
 from paceline.engine.factory import build
@@ -34,7 +34,7 @@ from paceline.train.head import TrainableHead
 from paceline.train.measure import matches, rounds
 from paceline.train.run import from_draft
 from paceline.train.target import Target
-from speculation_runs import CATEGORIES, Bench, Side, YardstickPrompt
+from speculation_runs import CATEGORIES, PINNED, Bench, Side, YardstickPrompt
 
 DEPTH = 4
 WAYS = ("served", "replayed_q8", "replayed", "fp32_served", "fp32_replayed", "acceptance_py")
@@ -68,8 +68,9 @@ def measure_acceptance(bench: Bench, num_prompts: int) -> Row:
         num_prompts: of each category.
     """
     prompts = bench.prompts[: len(CATEGORIES) * num_prompts]
-    served = [_serve(bench.head, [prompt])[0] for prompt in prompts]
-    fp32 = _serve(Side(build(EngineConfig(precision="fp32")), bench.max_tokens), prompts)
+    alone = Side(build(PINNED), bench.max_tokens)  # nothing cached: other parts computed prompts otherwise
+    served = [_serve(alone, [prompt])[0] for prompt in prompts]
+    fp32 = _serve(Side(build(replace(PINNED, precision="fp32")), bench.max_tokens), prompts)
     replay = Replay()
     trained, rounded = partial(replay.served, replay.trained), partial(replay.served, replay.rounded)
     replayed, replayed_q8 = list(map(trained, prompts, served)), list(map(rounded, prompts, served))

@@ -33,6 +33,8 @@ PARTS = ("draft", "target", "settle")  # of a step; what else it does is the res
 PLAIN, HEAD = "plain", "head"  # the two engines
 _ARMS = {HEAD: arm_of("0"), PLAIN: arm_of("plain")}
 
+PINNED = EngineConfig(depth="0")  # no policy and no calibration: requests say how deep
+
 _request_numbers = itertools.count()
 
 
@@ -214,7 +216,7 @@ class Bench:
     @cached_property
     def _engines(self) -> Engines:
         """Each is launched when asked for, with the pages of the first."""
-        return Engines(EngineConfig(), list(_ARMS.values()), build)
+        return Engines(PINNED, list(_ARMS.values()), build)
 
     @cached_property
     def head(self) -> Side:

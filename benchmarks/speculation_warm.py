@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -20,9 +20,8 @@ import msgspec
 import torch
 
 from common import Row
-from paceline.config import EngineConfig
 from paceline.engine.factory import build
-from speculation_runs import Bench, Side, YardstickPrompt
+from speculation_runs import PINNED, Bench, Side, YardstickPrompt
 
 NUM_STEPS = (1, 10, 100, 1000)
 DEPTH, TEMPERATURE = 4, 0.8  # greedy, a small model repeats itself within a thousand tokens
@@ -85,7 +84,7 @@ class Stand:
     """An engine with the head whose pages can be read, and whose settling can be left out."""
 
     def __init__(self) -> None:
-        self.side = Side(build(EngineConfig(prefix_caching=False, max_num_seqs=1)))
+        self.side = Side(build(replace(PINNED, prefix_caching=False, max_num_seqs=1)))
         self.latest_drafts: tuple[int, ...] = ()
         worker = self.side.worker
         self._settle, self._drafter = worker._settle_draft, worker._drafter

@@ -16,6 +16,7 @@ from paceline.policy import (
     Reason,
     RowView,
     Threshold,
+    fixed_depths,
     read_trace,
     regret,
     replay_trace,
@@ -163,6 +164,25 @@ class TestSteps:
         records = steps(4, 1, 1)
         records[1]["rows"][0].append(2)
         assert read_trace(records).steps[0].rows[0].pinned == 2
+
+    def test_rows_without_room_are_not_taken_deeper(self) -> None:
+        records = steps(4, 2, 1)
+        records[1]["rows"] = [["a", 4, 1], ["b", 1, 1, None, 1]]
+        trace = read_trace(records)
+        assert [row.max_depth for row in trace.steps[0].rows] == [4, 1]
+        assert replay_trace(trace, Fixed(4)).tokens == 4
+
+    def test_fixed_depths_are_those_that_the_trace_holds(self) -> None:
+        assert list(fixed_depths(read_trace(steps(2, 3)))) == [0, 1, 2]
+        own = steps(1, 1, 1)
+        own[1]["rows"] = [["a", 1, 0, 3, 4]]  # its own depth was 3, and what ran was less
+        with pytest.raises(PolicyError, match="a row drafts 3 deep, the trace holds 1"):
+            fixed_depths(read_trace(own))
+
+    def test_fixed_depths_serve_several_policies(self) -> None:
+        trace = read_trace(steps(2, 3))
+        fixed = fixed_depths(trace)
+        assert regret(trace, Fixed(1), fixed) == regret(trace, Fixed(1))
 
 
 def _without(record: dict[str, Any], name: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,16 @@ def test_steps_are_counted_where_they_ran(served: Served) -> None:
     assert after[(name, "5", "pinned")] == before[(name, "5", "pinned")] + 2
     seconds = "spec_decode_step_seconds_total"
     assert after[(seconds, "pinned")] > before[(seconds, "pinned")]
+
+
+def test_a_trace_is_written_to_its_end(serve: Callable[..., Served], tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    served = serve("--trace", str(path))
+    post(served, TEXT, text_body("abc", max_tokens=12))
+    served.stop()  # within the half second after which it would have been written anyway
+    header, *steps = map(json.loads, path.read_text().splitlines())
+    assert header["kind"] == "steps"
+    assert [step["rows"] for step in steps] == [[[0, 2, 2, None, 8]]] * 4
 
 
 def numbers(metrics: PolicyMetrics, stats: PolicyStats) -> dict[tuple[str, ...], float]:
