@@ -146,8 +146,14 @@ def _jobs(prompts: Sequence[YardstickPrompt], round_id: int) -> list[YardstickPr
 
 
 def _run(side: Side, jobs: Sequence[YardstickPrompt], load: int, depth: int, temperature: float) -> Sample:
-    """Answer the jobs in order, `load` at a time, as long as there is one for every client."""
-    waiting = deque(side.request(job, depth, temperature) for job in jobs)
+    """Answer the jobs in order, `load` at a time, as long as there is one for every client.
+
+    The first answers are cut at staggered lengths: all ending in one step, the next prompts would come in one.
+    """
+    waiting = deque(
+        side.request(job, depth, temperature, max_tokens=side.max_tokens * min(i + 1, load) // load)
+        for i, job in enumerate(jobs)
+    )
     before = side.engine.stats()
     loop = side.loop()
     try:

@@ -85,3 +85,20 @@ def test_no_requirement_has_an_upper_bound(extra: str) -> None:
     asked = project()
     requirements = asked["dependencies"] if extra == "dependencies" else asked["optional-dependencies"][extra]
     assert [r for r in requirements if re.search(r"<|==|~=", r)] == []
+
+
+def test_the_package_holds_all_its_files() -> None:
+    """What is not Python must be named, or a wheel leaves it behind and only a checkout works."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    package = ROOT / "src" / "paceline"
+    named = {
+        path
+        for pattern in settings["tool"]["setuptools"]["package-data"]["paceline"]
+        for path in package.glob(pattern)
+    }
+    kept = {
+        path
+        for path in package.rglob("*")
+        if path.is_file() and path.suffix != ".py" and "__pycache__" not in path.parts
+    }
+    assert named == kept
