@@ -316,9 +316,9 @@ def _crossover(rows: Mapping[str, Row]) -> str:
         )
     pieces.append(
         "So many requests in flight all the time: one that ends is followed by the next. At most "
-        f"{MAX_NEW_TOKENS} new tokens, less for the first requests, which would all end at once; natural stop. "
-        "Medians over rounds; the ratio is taken within each "
-        "round, over the same prompts. In bold: the fastest."
+        f"{MAX_NEW_TOKENS} new tokens, less for the first requests, which would all end at once; natural "
+        "stop. Medians over rounds; the ratio is taken within each round, over the same prompts. In bold: "
+        "the fastest."
     )
     return "\n\n".join(pieces)
 

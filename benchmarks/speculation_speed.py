@@ -148,7 +148,8 @@ def _jobs(prompts: Sequence[YardstickPrompt], round_id: int) -> list[YardstickPr
 def _run(side: Side, jobs: Sequence[YardstickPrompt], load: int, depth: int, temperature: float) -> Sample:
     """Answer the jobs in order, `load` at a time, as long as there is one for every client.
 
-    The first answers are cut at staggered lengths: all ending in one step, the next prompts would come in one.
+    The first answers are cut at staggered lengths: if all ended in one step, the next prompts would all
+    come in one.
     """
     waiting = deque(
         side.request(job, depth, temperature, max_tokens=side.max_tokens * min(i + 1, load) // load)

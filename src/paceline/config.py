@@ -21,6 +21,7 @@ from paceline.errors import ConfigError
 DEFAULT_MODEL = "smollm2-135m-instruct"
 TYPE_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 MAX_LOGPROBS = 20  # alternatives a sampler can list for one token
+POLICIES = ("governor", "ema", "table", "threshold")
 MAX_DEPTH = 16  # drafts of one row in one step, whatever the settings say
 
 
@@ -162,6 +163,8 @@ class EngineConfig:
                 raise ConfigError(f"depth must be auto or a whole number, got {self.depth!r}")
             if int(self.depth) > self.max_depth:
                 raise ConfigError(f"depth must be at most max_depth ({self.max_depth}), got {self.depth}")
+        if self.policy.partition(":")[0] not in POLICIES:
+            raise ConfigError(f"policy must begin with one of {', '.join(POLICIES)}, got {self.policy!r}")
         if self.ngram_min > self.ngram_max:
             raise ConfigError(f"ngram_min must be at most ngram_max ({self.ngram_max}), got {self.ngram_min}")
 

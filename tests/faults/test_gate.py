@@ -26,7 +26,7 @@ def guarded(tiny_folder) -> Iterator[Server]:  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize(
-    "path", [TEXT, "/v1/chat/completions", "/v1/models", "/version", "/metrics", "/nope", "/"]
+    "path", [TEXT, "/v1/chat/completions", "/v1/models", "/version", "/metrics", "/nope", "/live"]
 )
 @pytest.mark.parametrize(
     "header", [None, "Bearer", "Bearer wrong", "Bearer one,two", "Basic one", "one", "Bearer é"]
