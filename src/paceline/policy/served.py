@@ -5,7 +5,8 @@
 A cell is (rows, deepest draft, tokens), rows and tokens in buckets of half an octave. Isolated rounds are
 priced too cheap, and a calibration may be plainly wrong; with x = ln(T_served / T_model) - drift - c_cell,
 
-- a cell's first `NUM_FIRST` rounds: c is the median of what they say, whatever it is;
+- a cell's first `NUM_FIRST` rounds: c is the median of what they say, each within a factor exp(`FAR`) of what
+  the cells around it say: a round in which the machine stood still must not price a cell out;
 - later rounds, x clipped to +-`CLIP`: first a mean; then, while a cell is served again and again, nearly
   all of x moves the drift (the machine has become slower or faster, everywhere), and a cell that is seen
   once in a while moves its own c.
@@ -23,6 +24,7 @@ from collections.abc import Hashable, Mapping
 NUM_FIRST = 5
 NUM_KNOWN = 16  # rounds that a cell needs to speak for the machine
 CLIP = 0.3
+FAR = 1.6  # a factor of 5: more than a calibration can be wrong from one cell to the next
 DRIFT_RATE = 0.1
 SERVED_RATE = 0.02  # of c, while its cell is served again and again
 SEEN_RATE = 0.1  # of c at least, when its cell is seen once in a while
@@ -102,6 +104,9 @@ class ServedCosts:
         says = math.log(seconds / model_seconds) - self._drift
         is_again = self._round - cell.last_round < AGAIN
         if cell.num_rounds < NUM_FIRST:
+            if self._means:
+                around = self._typical(rows, depth)
+                says = min(max(says, around - FAR), around + FAR)
             cell.first.append(says)
             cell.correction = statistics.median(cell.first)
         else:
