@@ -3,9 +3,9 @@
     python benchmarks/sweep.py [--temperature 0] [--concurrency 1,2,4,8,16] [further flags of the sweep]
     python benchmarks/sweep.py --from paceline-sweep/sweep.json
 
-Runs the command as a user would, on the yardstick prompts, arms interleaved, and writes its verdict beside the
-bars: the best arm of each load is chosen on the first pass and scored on the second. Columns that were not
-measured stay null.
+Runs the command as a user would, on the yardstick prompts, arms interleaved, and writes its verdict beside
+the bars: the best arm of each load is chosen on the first pass and scored on the second. What was not
+measured stays null.
 """
 
 from __future__ import annotations
@@ -109,15 +109,16 @@ def _bars(rows: dict[str, Row]) -> list[Bar]:
 def _table(rows: dict[str, Row]) -> str:
     lines = [
         "",
-        "| requests at temperature | tokens/s by arm | best other, first pass | auto over it (95 %) | over plain |",
+        "| requests | tokens/s by arm | best other, first pass | auto over it (95 %) | over plain |",
         "|---|---|---|---|---|",
     ]
     for part, row in rows.items():
         rates = ", ".join(f"{arm} {rate:.0f}" for arm, rate in row["tokens_per_second"].items())
         best, plain = row["auto_to_best"], row["auto_to_plain"]
+        interval = f"{best['low']:.3f}–{best['high']:.3f}; {best['num']} pairs"
         lines.append(
-            f"| {part} | {rates} | {row['best']} | {best['estimate']:.3f} ({best['low']:.3f}–{best['high']:.3f}; "
-            f"{best['num']} pairs) | {plain['estimate']:.3f} |"
+            f"| {part} | {rates} | {row['best']} | {best['estimate']:.3f} ({interval}) "
+            f"| {plain['estimate']:.3f} |"
         )
     lines.append("")
     lines += [
