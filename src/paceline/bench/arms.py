@@ -54,7 +54,7 @@ def arm_of(word: str) -> Arm:
         return Arm(f"depth {int(word)}", "fixed", depth=int(word))
     if word == "auto":
         return Arm(word, "adaptive", (("depth", "auto"),))
-    if not re.fullmatch(r"[a-z][a-z0-9_-]*", word):
+    if not re.fullmatch(r"[a-z][a-z0-9_-]*(:[0-9=:]+)?", word):
         raise ConfigError(f"--arms: plain, a depth, auto or the name of a policy, got {word!r}")
     return Arm(word, "adaptive", (("policy", word),))
 

@@ -52,14 +52,31 @@ def make_policy(depth: str, policy: str, max_depth: int, costs: CostModel | None
         if kind == "ema" and not rest:
             return AcceptanceEma()
         if kind == "table":
-            bounds = dict(pair.split("=") for pair in rest.split(","))
-            return BatchTable.from_upper_bounds({int(rows): int(d) for rows, d in bounds.items()})
+            return BatchTable.from_upper_bounds(_table(rest, max_depth))
         if kind == "threshold":
             rows, _, deep = rest.partition(":")
-            return Threshold(int(deep or min(2, max_depth)), off_above=int(rows), on_below=int(rows))
+            chosen = _within(int(deep or min(2, max_depth)), max_depth)
+            return Threshold(chosen, off_above=int(rows), on_below=int(rows))
     except (ValueError, PolicyError) as error:
         raise ConfigError(f"policy {policy!r} cannot be used ({error}): {_FORMS}") from None
     raise ConfigError(f"policy must be one of {_FORMS}, got {policy!r}")
+
+
+def _table(words: str, max_depth: int) -> dict[int, int]:
+    """Depths by the largest number of rows, from `4=3,16=1`."""
+    table: dict[int, int] = {}
+    for pair in words.split(","):
+        rows, sign, depth = pair.partition("=")
+        if not sign or int(rows) in table:
+            raise ValueError(f"{pair!r} is not ROWS=DEPTH, or the rows come twice")
+        table[int(rows)] = _within(int(depth), max_depth)
+    return table
+
+
+def _within(depth: int, max_depth: int) -> int:
+    if depth > max_depth:
+        raise ValueError(f"depth {depth} is more than max_depth {max_depth}")
+    return depth
 
 
 def make_steering(config: EngineConfig, max_depth: int, costs: CostModel | None) -> Steering:

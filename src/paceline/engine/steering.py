@@ -9,6 +9,7 @@ Knows nothing of the worker, of pages or of time: the seconds of a step are told
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,10 +18,12 @@ from typing import NamedTuple
 from paceline.engine.gains import Gains
 from paceline.engine.stats import PolicyStats, RecentStep
 from paceline.engine.trace import StepTrace
-from paceline.policy import Decision, Explains, Load, Observation, Policy, RowView, ShadowResult
+from paceline.policy import Decision, Explains, Fixed, Load, Observation, Policy, RowView, ShadowResult
 from paceline.step import RowResult
 
 NUM_RECENT = 16  # steps that are kept to be shown
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,11 @@ class Steering:
         """The depths of a step over these decoding rows, with so many prompt tokens beside them."""
         views = tuple([self._view(row) for row in rows])
         load = Load(len(rows), sum(row.context_len for row in rows), num_prompt_tokens)
-        decision = self.policy.decide(load, views)
+        try:
+            decision = self.policy.decide(load, views)
+        except Exception:
+            self._give_up()
+            decision = self.policy.decide(load, views)
         depths = {
             row.key: min(depth if row.pinned is None else row.pinned, row.room)
             for row, depth in zip(rows, decision.depths, strict=True)
@@ -136,22 +143,29 @@ class Steering:
         accepted = tuple([max(0, len(got.token_ids) - 1) if got else 0 for got in found])
         if left_out:
             seconds = None
-        self.policy.observe(
-            Observation(
-                decision,
-                accepted,
-                seconds,
-                verified=tuple([got.num_verified if got else 0 for got in found]),
-                drafted=tuple([got.num_drafted if got else 0 for got in found]),
-                shadows=tuple(self._known),
-            )
+        observation = Observation(
+            decision,
+            accepted,
+            seconds,
+            verified=tuple([got.num_verified if got else 0 for got in found]),
+            drafted=tuple([got.num_drafted if got else 0 for got in found]),
+            shadows=tuple(self._known),
         )
+        try:
+            self.policy.observe(observation)
+        except Exception:
+            self._give_up()
         self._known.clear()
         self._gains.count(decision, found, seconds)
         num_tokens = sum([len(got.token_ids) for got in found if got])
         self._recent.append(_Ran(self._gains.num_steps, decision, num_tokens, seconds))
         if self.trace is not None and seconds is not None:
             self.trace.add(decision, tuple([got.depth if got else 0 for got in found]), accepted, seconds)
+
+    def _give_up(self) -> None:
+        """Go on plainly: requests can do without a policy."""
+        log.exception("the policy failed; from now on nothing is drafted that no request asks for")
+        self.policy = Fixed(0)
 
     def stats(self) -> PolicyStats:
         """The numbers of this moment."""

@@ -76,7 +76,9 @@ class Memory:
             if state.last_drafted == now - 1:
                 reached = accepted + 1 if accepted < depth and not (cut and i in cut) else accepted
                 if reached:
-                    rounds.setdefault(state.drafter, []).append((state, reached, accepted))
+                    # A row with a depth of its own may go deeper than anything that is declared.
+                    known = min(reached, self._max_depth), min(accepted, self._max_depth)
+                    rounds.setdefault(state.drafter, []).append((state, *known))
             state.last_drafted = now
         for drafter, of in rounds.items():
             self.acceptance(drafter).add(of)

@@ -121,7 +121,8 @@ def _identity(worker: ModelWorker, info: ModelInfo, config: EngineConfig, limits
     on_cpu = worker.device.type == "cpu"
     cells = plan_cells(limits)
     settings = {
-        "model": config.model,
+        # The server has replaced a built-in's name by its path: one calibration for both.
+        "model": str(resolve_model(config.model, config.revision, progress=False)),
         "draft": info.draft,
         "device": config.device,
         "threads": str(torch.get_num_threads()),
