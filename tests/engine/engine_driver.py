@@ -4,13 +4,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
 
+from chosen_depths import Chosen
 from fake_worker import EOS, VOCAB_SIZE, Done, FakeWorker, NextToken, alone, hashed, logprob_of
 
 from paceline.config import EngineConfig
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.steering import Steering
-from paceline.policy import Decision, Load, Observation, RowView
-from paceline.policy.rivals import decision
 from paceline.request import EngineRequest, RequestOutput, SamplingParams
 from paceline.step import Plan
 
@@ -21,21 +20,6 @@ def make_request(
     return EngineRequest(
         request_id, list(prompt_ids), SamplingParams(max_tokens=max_tokens, seed=0, **params)
     )
-
-
-class Chosen:
-    """A policy that knows only how many rows decode."""
-
-    def __init__(self, choose: Callable[[int], int]) -> None:
-        self._choose = choose
-
-    def decide(self, load: Load, rows: tuple[RowView, ...]) -> Decision:
-        pins = [row.pinned or 0 for row in rows]
-        depth = self._choose(load.num_rows)
-        return decision(load, rows, depth, range(max([depth, *pins]) + 1))
-
-    def observe(self, observation: Observation) -> None:
-        pass
 
 
 class Driver:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chosen_depths import Chosen
 from exact_model import make_exact
 from made_drafters import KEY, Knowing, Spoil
 
@@ -17,27 +18,11 @@ from paceline.draft.protocol import Drafter
 from paceline.engine.engine import Engine
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.steering import Steering
-from paceline.policy import Decision, Fixed, Load, Observation, RowView
-from paceline.policy.rivals import decision
+from paceline.policy import Fixed
 from paceline.request import EngineRequest, RequestOutput, SamplingParams, SpeculationSummary, TokenLogprobs
 from paceline.step import Pending, Plan, StepResult
 from paceline.worker.build import ModelInfo, build_worker
 from paceline.worker.worker import ModelWorker
-
-
-class Chosen:
-    """A policy that knows only how many rows decode."""
-
-    def __init__(self, choose: Callable[[int], int]) -> None:
-        self._choose = choose
-
-    def decide(self, load: Load, rows: tuple[RowView, ...]) -> Decision:
-        pins = [row.pinned or 0 for row in rows]
-        depth = self._choose(load.num_rows)
-        return decision(load, rows, depth, range(max([depth, *pins]) + 1))
-
-    def observe(self, observation: Observation) -> None:
-        pass
 
 
 @dataclass

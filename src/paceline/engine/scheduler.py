@@ -89,9 +89,8 @@ class Scheduler:
         self._waiting: deque[Sequence] = deque()  # oldest first, all younger than every running one
         self._running: dict[str, Sequence] = {}  # oldest first
         self._leaving: set[Sequence] = set()  # preempted or ended, with a step in flight
-        self._in_flight: deque[tuple[Plan, list[Sequence], Decision | None]] = (
-            deque()
-        )  # launched, oldest first
+        # Launched, oldest first.
+        self._in_flight: deque[tuple[Plan, list[Sequence], Decision | None]] = deque()
         self._ended_rows: list[int] = []  # to tell the worker with the next plan
 
         self._num_arrivals = 0

@@ -29,7 +29,7 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from paceline.kernels.packed_gemm import BLOCK, HEADER_BYTES, SWIGLU, finish
+from paceline.kernels.packed_gemm import BLOCK, HEADER_BYTES, SWIGLU, embed, finish
 from paceline.kernels.parallel import Kernel, arg, arg_f32
 from paceline.kernels.simd import (
     V_F16,
@@ -39,14 +39,11 @@ from paceline.kernels.simd import (
     call_float_op,
     emit_prefetch,
     load,
-    load_f16,
-    load_f32,
     load_i64,
     load_u8_f32,
     op,
     splat,
     store,
-    store_f32,
     store_i64,
     vadd,
     vec_type,
@@ -381,29 +378,20 @@ def _dot_q6(args: int, thread: int, token: int, begin: int, end: int) -> None:
     _gemm(args, thread, token, begin, end, _tile_q6, 16, 256, 64, True)
 
 
-@njit(inline="always")  # type: ignore[untyped-decorator]
-def _embed(args: int, begin: int, end: int, block: int, wide: bool) -> None:
-    codes, scales, num_columns = arg(args, 0), arg(args, 1), arg(args, 2)
-    ids, out = arg(args, 3), arg(args, 4)
-    for m in range(begin, end):
-        row = load_i64(ids + m * 8)
-        tile, lane = row // WIDTH, row % WIDTH
-        for k in range(num_columns):
-            at = tile * num_columns + k
-            place = at // block * WIDTH + lane
-            scale = load_f32(scales + place * 4) if wide else load_f16(scales + place * 2)
-            code = load_u8_f32(codes + (at // 4 * WIDTH + lane) * 4 + k % 4) - np.float32(BIAS)
-            store_f32(out + (m * num_columns + k) * 4, code * scale)
+@njit  # type: ignore[untyped-decorator]
+def _code(codes: int, at: int, lane: int) -> float:
+    """Row `lane` of a tile at column `at`, columns counted through all tiles."""
+    return load_u8_f32(codes + (at // 4 * WIDTH + lane) * 4 + at % 4) - np.float32(BIAS)  # type: ignore[no-any-return]
 
 
 def _embed_q8(args: int, thread: int, token: int, begin: int, end: int) -> None:
     """Rows of an 8-bit matrix as float32: an embedding look-up."""
-    _embed(args, begin, end, 32, False)
+    embed(args, begin, end, 32, False, _code)
 
 
 def _embed_q6(args: int, thread: int, token: int, begin: int, end: int) -> None:
     """The same for the 6-bit format."""
-    _embed(args, begin, end, 16, True)
+    embed(args, begin, end, 16, True, _code)
 
 
 dot_q4 = Kernel(_dot_q4)  # 4-bit codes, float16 scales

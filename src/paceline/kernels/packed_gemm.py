@@ -275,8 +275,15 @@ def _gemm_q6(args: int, thread: int, token: int, begin: int, end: int) -> None:
     _gemm(args, thread, token, begin, end, _tile_q6, 16, 256, 64, False)
 
 
+@njit  # type: ignore[untyped-decorator]
+def _code(codes: int, at: int, lane: int) -> float:
+    """Row `lane` of a tile at column `at`, columns counted through all tiles."""
+    return load_i8_f32(codes + at * WIDTH + lane)  # type: ignore[no-any-return]
+
+
 @njit(inline="always")  # type: ignore[untyped-decorator]
-def _embed(args: int, begin: int, end: int, block: int, wide: bool) -> None:
+def embed(args: int, begin: int, end: int, block: int, wide: bool, code: Any) -> None:
+    """Tasks are tokens; `code` reads one from the layout's bytes, see `_code`."""
     codes, scales, num_columns = arg(args, 0), arg(args, 1), arg(args, 2)
     ids, out = arg(args, 3), arg(args, 4)
     for m in range(begin, end):
@@ -286,17 +293,17 @@ def _embed(args: int, begin: int, end: int, block: int, wide: bool) -> None:
             at = tile * num_columns + k
             place = at // block * WIDTH + lane
             scale = load_f32(scales + place * 4) if wide else load_f16(scales + place * 2)
-            store_f32(out + (m * num_columns + k) * 4, load_i8_f32(codes + at * WIDTH + lane) * scale)
+            store_f32(out + (m * num_columns + k) * 4, code(codes, at, lane) * scale)
 
 
 def _embed_q8(args: int, thread: int, token: int, begin: int, end: int) -> None:
     """Rows of an 8-bit matrix as float32: an embedding look-up."""
-    _embed(args, begin, end, 32, False)
+    embed(args, begin, end, 32, False, _code)
 
 
 def _embed_q6(args: int, thread: int, token: int, begin: int, end: int) -> None:
     """The same for the 6-bit format."""
-    _embed(args, begin, end, 16, True)
+    embed(args, begin, end, 16, True, _code)
 
 
 gemm_q4 = Kernel(_gemm_q4)  # 4-bit codes, float16 scales

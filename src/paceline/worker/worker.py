@@ -206,9 +206,8 @@ class ModelWorker:
         ends: dict[int, GrammarEnd] = {}
         asked: tuple[int, ...] = ()
         scores = None
-        accepted = Accepted(
-            step.sampling, step.drafts.new_empty(len(step.sampling), 1)
-        )  # none, if none samples
+        # Of no rows, unless some sample.
+        accepted = Accepted(accept_len=step.depths, token_ids=step.drafts.new_empty(len(step.depths), 1))
         if len(step.sample_at):
             # index_select, not [...]: indexing takes to torch's threads from 3,277 numbers on, and those spin
             # for milliseconds afterwards on the cores that the kernels want (measured: 1.5 times the step at
