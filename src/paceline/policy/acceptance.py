@@ -180,11 +180,13 @@ class Acceptance:
     def add(self, rounds: Sequence[tuple[RowEvidence, int, int]]) -> None:
         """Take in a batch of rounds: the row, the positions it reached, the drafts it accepted.
 
-        Rounds that did not start where rounds start (the first after plain ones) are to be left out.
+        Rounds that did not start where rounds start (the first after plain ones) are to be left out. A row
+        with a depth of its own may go deeper than `max_depth`: what it says beyond is not kept.
         """
         if not rounds:
             return
-        config = self._config
+        config, deepest = self._config, self._max_depth
+        rounds = [(row, min(reached, deepest), min(accepted, deepest)) for row, reached, accepted in rounds]
         alike = Counter((row.kind, reached, accepted) for row, reached, accepted in rounds)
         self._all.add(((r, a, num) for (_, r, a), num in alike.items()), config, config.max_rounds)
         for kind in {kind for kind, _, _ in alike} - {COMMON_KIND}:

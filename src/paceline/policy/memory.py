@@ -76,9 +76,7 @@ class Memory:
             if state.last_drafted == now - 1:
                 reached = accepted + 1 if accepted < depth and not (cut and i in cut) else accepted
                 if reached:
-                    # A row with a depth of its own may go deeper than anything that is declared.
-                    known = min(reached, self._max_depth), min(accepted, self._max_depth)
-                    rounds.setdefault(state.drafter, []).append((state, *known))
+                    rounds.setdefault(state.drafter, []).append((state, reached, accepted))
             state.last_drafted = now
         for drafter, of in rounds.items():
             self.acceptance(drafter).add(of)
