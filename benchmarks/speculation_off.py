@@ -17,7 +17,7 @@ from paceline.bench.stats import median_interval, paired_ratios
 from speculation_runs import HEAD, PLAIN, Bench, Side
 
 TURN_LEN, NUM_SKIPPED = 12, 4  # steps of a turn; the first ones wake threads and fill caches
-_ENOUGH = 2 * TURN_LEN  # tokens that a request may have beyond those of its turns
+_ENOUGH = 3 * TURN_LEN  # tokens that a request may have beyond those of its turns
 
 
 def measure_steps(bench: Bench, num_requests: int) -> Row:
@@ -27,6 +27,7 @@ def measure_steps(bench: Bench, num_requests: int) -> Row:
     ratios: list[float] = []
     seconds: dict[str, list[float]] = {HEAD: [], PLAIN: []}
     settling: list[float] = []
+    alone: list[float] = []
     for run in range(num_runs):
         chosen = [prompts[(run * num_requests + i) % len(prompts)] for i in range(num_requests)]
         riders = {name: _Riders(side, chosen, num_turns) for name, side in bench.sides.items()}
@@ -34,6 +35,7 @@ def measure_steps(bench: Bench, num_requests: int) -> Row:
         for turn in range(num_turns):
             for name in (HEAD, PLAIN) if turn % 2 else (PLAIN, HEAD):
                 turns[name].append(riders[name].turn())
+        alone.append(riders[HEAD].settling_alone())
         for rider in riders.values():
             rider.stop()
         ratios += paired_ratios(turns[HEAD], turns[PLAIN])
@@ -46,7 +48,8 @@ def measure_steps(bench: Bench, num_requests: int) -> Row:
         "value": ratio.estimate,
         "step_ratio": asdict(ratio),
         "step_ms": {name: 1e3 * statistics.median(values) for name, values in seconds.items()},
-        "settle_share_measured": statistics.median(settling),
+        "settle_share_measured": statistics.median(alone) / statistics.median(seconds[PLAIN]),
+        "settle_share_of_the_caller": statistics.median(settling),
         "num_steps": len(ratios) * (TURN_LEN - NUM_SKIPPED),
         "pages": pages,
     }
@@ -79,6 +82,23 @@ class _Riders:
                 settled += self._side.stopwatch.lap()["settle"]
         self.settling.append(settled / sum(counted))
         return statistics.median(counted)
+
+    def settling_alone(self) -> float:
+        """Seconds of settling a step's tokens with nothing beside it: the median of a turn of steps."""
+        drafter, seconds = self._side.worker._drafter, []
+        settle = drafter.settle
+
+        def timed(settled: Any) -> None:
+            begin = time.perf_counter()
+            settle(settled)
+            drafter.wait()
+            seconds.append(time.perf_counter() - begin)
+
+        drafter.settle = timed
+        for _ in range(TURN_LEN):
+            self._loop.step()
+        del drafter.settle
+        return statistics.median(seconds[NUM_SKIPPED:])
 
     def stop(self) -> None:
         """Abort the requests."""

@@ -165,7 +165,8 @@ def _off(rows: Mapping[str, Row]) -> str:
                     "step, head at depth 0, ms",
                     "step, plain, ms",
                     "ratio (95 %)",
-                    "settling, of the step",
+                    "settling by itself, over a plain step",
+                    "of it, in the caller's time",
                     "pages, both launches",
                 ],
                 [
@@ -175,6 +176,7 @@ def _off(rows: Mapping[str, Row]) -> str:
                         f"{row['step_ms'][PLAIN]:.2f}",
                         _interval(row["step_ratio"], 4),
                         f"{row['settle_share_measured']:.2%}",
+                        f"{row['settle_share_of_the_caller']:.2%}",
                         f"{row['pages']['head']}, {row['pages'][PLAIN]}",
                     ]
                     for load, row in steps
@@ -183,7 +185,9 @@ def _off(rows: Mapping[str, Row]) -> str:
         )
         pieces.append(
             "The engines take turns of a dozen steps, of which the last eight count; the ratio is the median "
-            "over pairs of turns, with its bootstrap interval."
+            "over pairs of turns, with its bootstrap interval. Settling goes on beside the host's work "
+            "between two steps, on the kernel thread that is idle then, and little of it is in the caller's time. By "
+            "itself: with both threads at it, and waited for."
         )
     if shares := rows.get("off-shares"):
         pieces.append(

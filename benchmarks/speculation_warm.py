@@ -100,9 +100,10 @@ class Stand:
 
     def wipe(self) -> None:
         """As if no page had ever been written."""
+        self._drafter.wait()
         self._cache._k.zero_()
         self._cache._v.zero_()
-        self._drafter._features.zero_()
+        self._drafter._head.h.zero_()
 
     @contextmanager
     def no_settling(self) -> Iterator[None]:
@@ -115,6 +116,7 @@ class Stand:
 
     def draft_kv(self, row: int) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V of every position of a row that has been through the target: fp32 [n, kv_heads, D]."""
+        self._drafter.wait()
         rows = self.side.worker._rows
         page_size = self._cache._page_size
         positions = torch.arange(int(rows.seq_len[row]))

@@ -185,9 +185,8 @@ class Pair:
             c, len(order) + 1, PAGE_SIZE, order.view(NUM_ROWS, pages_a_row).int(),
             rope_tables(c, MAX_LEN + DEPTH), [(weights.q_norm, weights.k_norm)], team,
         )  # fmt: skip
-        self.head = PackedHead(c, weights, cache, team, max_packed_tokens)
+        self.head = PackedHead(c, weights, cache, team, NUM_ROWS, max_packed_tokens)
         self.plain, self.cache = reference(draft, weights, target), RoundedCache(c)
-        self.h = torch.zeros(NUM_ROWS, c.hidden_size)  # of each row's last settled pair, by the packed head
         self._config, self._generator = c, torch.Generator().manual_seed(7)
 
     def tokens(self, num: int) -> torch.Tensor:
@@ -210,11 +209,12 @@ class Pair:
 
     def settle(self, *pieces: Piece, bound: float = 1e-3) -> None:
         settled = self.step_of_target(pieces)
-        got = self.head.settle(settled)
+        before = self.head.h.clone()
+        self.head.settle(settled)
         assert settled.features is not None
         expected = self.plain.fuse(settled.features)
-        torch.testing.assert_close(got, expected, rtol=bound, atol=bound)
-        self.h[settled.rows] = got[settled.last]
+        before[settled.rows] = expected[settled.last]
+        torch.testing.assert_close(self.head.h, before, rtol=bound, atol=bound)
         rows = settled.rows.repeat_interleave(torch.from_numpy(settled.batch.segments[:, 1]))
         positions = settled.batch.positions
         self.cache.write(rows, positions, *self.plain.settle(settled.next_ids, expected, positions))
@@ -222,11 +222,11 @@ class Pair:
     def draft(self, rows: Sequence[int], lengths: Sequence[int], bound: float = ROUNDING) -> None:
         """A chain of DEPTH steps of both, each from what the packed one made before."""
         at, positions, token_ids = torch.tensor(rows), torch.tensor(lengths) - 1, self.tokens(len(rows))
-        h = self.h[at]
         for step in range(DEPTH):
-            expected = self.plain.step(token_ids, h.clone(), positions + step, self.cache.of(at))
-            logits, h = self.head.step(at, token_ids, h, positions + step)
-            for ours, theirs in zip((logits, h), expected, strict=True):
+            h = (self.head._h_next if step else self.head.h)[at]
+            expected = self.plain.step(token_ids, h, positions + step, self.cache.of(at))
+            logits = self.head.step(at, token_ids, positions + step, step > 0)
+            for ours, theirs in zip((logits, self.head._h_next[at]), expected, strict=True):
                 error = (ours - theirs) / theirs.square().mean().sqrt()
                 assert float(error.abs().max()) < bound
                 assert float(error.square().mean().sqrt()) < bound / 5
@@ -264,8 +264,7 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch(team: Team, kind: Kind) 
     alone, together = Pair(c, team, kind), Pair(c, team, kind)
     step = together.step_of_target(pieces)
     assert step.features is not None
-    h_together = together.head.settle(step).clone()
-    h_alone = torch.empty_like(h_together)
+    together.head.settle(step)
     for begin, q_len, start, row in step.batch.segments.tolist():
         for i in range(q_len):
             at = slice(begin + i, begin + i + 1)
@@ -273,39 +272,60 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch(team: Team, kind: Kind) 
                 step.batch.token_ids[at], step.batch.positions[at], np.array([[0, 1, start + i, row]])
             )
             one = Settled(batch, step.next_ids[at], step.features[at], torch.tensor([row]), torch.tensor([0]))
-            h_alone[at] = alone.head.settle(one)
-    assert torch.equal(h_alone, h_together)
+            alone.head.settle(one)
+    assert torch.equal(alone.head.h, together.head.h)
 
     rows, positions, token_ids = step.rows, step.batch.positions[step.last], together.tokens(len(pieces))
-    h = together.head.settle(step)[step.last]
     for depth in range(DEPTH):
-        logits, h_next = (t.clone() for t in together.head.step(rows, token_ids, h, positions + depth))
+        logits = together.head.step(rows, token_ids, positions + depth, depth > 0).clone()
         for i in range(len(rows)):
             at = slice(i, i + 1)
-            one_logits, one_h = alone.head.step(rows[at], token_ids[at], h[at], positions[at] + depth)
+            one_logits = alone.head.step(rows[at], token_ids[at], positions[at] + depth, depth > 0)
             assert torch.equal(one_logits, logits[at])
-            assert torch.equal(one_h, h_next[at])
-        h, token_ids = h_next, together.head.vocabulary[logits.argmax(-1)]
+        assert torch.equal(alone.head._h_next, together.head._h_next)
+        token_ids = together.head.vocabulary[logits.argmax(-1)]
 
 
-def test_the_first_rows_of_a_step_may_go_on_from_its_result(team: Team) -> None:
-    """Deepest first: later steps are of fewer rows, and take h from the buffer that the larger one left."""
-    for norm_output in (False, True):
-        pair = Pair(packable(norm_output=norm_output), team)
-        pair.settle(*(Piece(row, 0, 3 + row) for row in range(NUM_ROWS)))
-        rows, positions = torch.arange(NUM_ROWS), torch.arange(NUM_ROWS) + 2
-        _, h = pair.head.step(rows, pair.tokens(NUM_ROWS), pair.h, positions)
-        token_ids, kept = pair.tokens(2), h[:2].clone()
-        got = pair.head.step(rows[:2], token_ids, h[:2], positions[:2] + 1)[0].clone()
-        again, _ = pair.head.step(rows[:2], token_ids, kept, positions[:2] + 1)
-        assert torch.equal(got, again)
+@pytest.mark.parametrize("norm_output", [False, True])
+def test_the_first_rows_of_a_step_may_go_on(team: Team, norm_output: bool) -> None:
+    """Deepest first: later steps are of fewer rows. Drafting anew begins where settling left off."""
+    pair = Pair(packable(norm_output=norm_output), team)
+    pair.settle(*(Piece(row, 0, 3 + row) for row in range(NUM_ROWS)))
+    rows, positions = torch.arange(NUM_ROWS), torch.arange(NUM_ROWS) + 2
+    token_ids = [pair.tokens(NUM_ROWS), pair.tokens(2)]
+
+    def chain() -> list[torch.Tensor]:
+        first = pair.head.step(rows, token_ids[0], positions, False).clone()
+        return [first, pair.head.step(rows[:2], token_ids[1], positions[:2] + 1, True).clone()]
+
+    free = chain()
+    alone = pair.head.step(rows[:2], token_ids[0][:2], positions[:2], False).clone()
+    assert torch.equal(alone, free[0][:2])
+    assert torch.equal(pair.head.step(rows[:2], token_ids[1], positions[:2] + 1, True), free[1])
+    assert all(torch.equal(a, b) for a, b in zip(chain(), free, strict=True))
+
+
+def test_settling_keeps_what_it_was_given_until_it_is_done(team: Team) -> None:
+    """It goes on beside the caller, who may drop or change everything but block tables meanwhile."""
+    pieces = [Piece(0, 0, 60), Piece(2, 0, 40)]
+    direct, dropped = Pair(packable(), team), Pair(packable(), team)
+    for pair, waits in ((direct, True), (dropped, False)):
+        settled = pair.step_of_target(pieces)
+        copies = [x.clone() for x in (settled.next_ids, settled.features, settled.rows, settled.last)]
+        pair.head.settle(Settled(settled.batch, *copies))
+        if waits:
+            pair.head.wait()
+        del settled, copies
+        rubbish = [torch.full((100, pair._config.feature_size), 1e9) for _ in range(4)]
+        assert len(rubbish) == 4
+    assert torch.equal(direct.head.h, dropped.head.h)
 
 
 def test_what_the_drafter_must_know_of_the_head(team: Team) -> None:
     c = packable()
     head: PagedHead = Pair(c, team).head
     assert head.capture == (1, 5, 8)
-    assert head.hidden_size == 64
+    assert head.h.shape == (NUM_ROWS, 64)
     assert head.vocabulary.tolist() == random_draft(c).tensors["t2d"].nonzero()[:, 0].tolist()
 
 

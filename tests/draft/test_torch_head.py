@@ -32,28 +32,23 @@ def histories(draw: st.DrawFn) -> tuple[list[list[Piece]], list[int]]:
     return steps, lengths
 
 
-def settle(head: TorchHead, texts: Texts, steps: list[list[Piece]]) -> torch.Tensor:
-    """All steps; returns h [NUM_ROWS, H] of the rows' last settled positions."""
-    features = torch.full((NUM_ROWS, head.hidden_size), 1e3)
+def settle(head: TorchHead, texts: Texts, steps: list[list[Piece]]) -> None:
+    """All steps."""
     for pieces in steps:
-        settled = texts.settled(pieces)
-        features[settled.rows] = head.settle(settled)[settled.last]
-    return features
+        head.settle(texts.settled(pieces))
 
 
-def expect_exact(
-    head: TorchHead, plain: Eagle3Head, texts: Texts, features: torch.Tensor, lengths: list[int]
-) -> None:
+def expect_exact(head: TorchHead, plain: Eagle3Head, texts: Texts, lengths: list[int]) -> None:
     """One draft step of every row that has settled, and all K/V before it, are those of whole sequences."""
     rows = torch.tensor([row for row, n in enumerate(lengths) if n])
     n = torch.tensor(lengths)[rows]
-    logits, h = head.step(rows, texts.token_ids[rows, n], features[rows], n - 1)
+    logits = head.step(rows, texts.token_ids[rows, n], n - 1, False)
     for i, row in enumerate(rows.tolist()):
         known = slice(0, lengths[row])
         token_ids, true_features = texts.token_ids[row], texts.features[row, known]
         all_logits, all_h = plain.forward_full(token_ids[None, : lengths[row] + 1], true_features[None])
         torch.testing.assert_close(logits[i], all_logits[0, -1], **CLOSE)
-        torch.testing.assert_close(h[i], all_h[0, -1], **CLOSE)
+        torch.testing.assert_close(head._h_next[row], all_h[0, -1], **CLOSE)
         k, v = plain.settle(
             token_ids[1 : lengths[row] + 1], plain.fuse(true_features), torch.arange(lengths[row])
         )
@@ -71,36 +66,35 @@ def test_chunks_in_pages_equal_whole_sequences(
     steps, lengths = history
     draft, texts = random_draft(config), Texts(config)
     head = paged_head(draft, shuffled_tables())
-    features = settle(head, texts, steps)
+    settle(head, texts, steps)
     if any(lengths):
-        expect_exact(head, head_of(draft), texts, features, lengths)
+        expect_exact(head, head_of(draft), texts, lengths)
 
 
 def test_drafting_leaves_nothing_that_settling_does_not_overwrite() -> None:
     draft, texts = random_draft(config()), Texts(config())
     head, plain = paged_head(draft, shuffled_tables()), head_of(draft)
     lengths = [5, 3, 9]
-    features = settle(head, texts, [[Piece(row, 0, n) for row, n in enumerate(lengths)]])
-    rows, h, token_ids = torch.arange(NUM_ROWS), features, texts.token_ids[range(NUM_ROWS), lengths]
+    settle(head, texts, [[Piece(row, 0, n) for row, n in enumerate(lengths)]])
+    rows, token_ids = torch.arange(NUM_ROWS), texts.token_ids[range(NUM_ROWS), lengths]
     for step in range(4):
-        logits, h = head.step(rows, token_ids, h, torch.tensor(lengths) - 1 + step)
+        logits = head.step(rows, token_ids, torch.tensor(lengths) - 1 + step, step > 0)
         token_ids = head.vocabulary[logits.argmax(-1)]
-    expect_exact(head, plain, texts, features, lengths)
-    features = settle(head, texts, [[Piece(row, n, 2, num_junk=2) for row, n in enumerate(lengths)]])
-    expect_exact(head, plain, texts, features, [n + 2 for n in lengths])
+    expect_exact(head, plain, texts, lengths)
+    settle(head, texts, [[Piece(row, n, 2, num_junk=2) for row, n in enumerate(lengths)]])
+    expect_exact(head, plain, texts, [n + 2 for n in lengths])
 
 
 def test_drafting_beyond_all_pages_touches_no_row() -> None:
     draft, texts = random_draft(config()), Texts(config())
     head, plain = paged_head(draft, shuffled_tables()), head_of(draft)
     lengths = [MAX_LEN, 3, MAX_LEN - 1]
-    features = settle(head, texts, [[Piece(row, 0, n) for row, n in enumerate(lengths)]])
+    settle(head, texts, [[Piece(row, 0, n) for row, n in enumerate(lengths)]])
     for step in range(PAGE_SIZE + 2):
         full = torch.tensor([0, 2])
         positions = torch.tensor([MAX_LEN, MAX_LEN - 1]) + step
-        logits, _ = head.step(full, torch.tensor([1, 2]), features[full], positions)
-        assert logits.isfinite().all()
-    expect_exact(head, plain, texts, features, lengths)
+        assert head.step(full, torch.tensor([1, 2]), positions, step > 0).isfinite().all()
+    expect_exact(head, plain, texts, lengths)
 
 
 def test_a_row_without_its_own_page_writes_to_the_trash() -> None:
@@ -110,8 +104,8 @@ def test_a_row_without_its_own_page_writes_to_the_trash() -> None:
     head = paged_head(draft, tables)
     lengths = [PAGE_SIZE, 3, 9]
     pieces = [Piece(row, 0, n, num_junk=5) for row, n in enumerate(lengths)]
-    features = settle(head, texts, [pieces])
-    expect_exact(head, head_of(draft), texts, features, lengths)
+    settle(head, texts, [pieces])
+    expect_exact(head, head_of(draft), texts, lengths)
 
 
 def test_what_lies_in_the_trash_page_reaches_no_row() -> None:
@@ -126,9 +120,9 @@ def test_what_lies_in_the_trash_page_reaches_no_row() -> None:
     )
     assert settled.features is not None
     settled.features[MAX_LEN : MAX_LEN + PAGE_SIZE] = torch.nan
-    features = head.settle(settled)[settled.last]
+    head.settle(settled)
     assert head.cache.read(0, MAX_LEN + 1)[0][-1].isnan().all()
-    expect_exact(head, head_of(draft), texts, features, lengths)
+    expect_exact(head, head_of(draft), texts, lengths)
 
 
 def test_a_shared_prefix_is_warm_in_every_row() -> None:
@@ -139,10 +133,8 @@ def test_a_shared_prefix_is_warm_in_every_row() -> None:
     texts.token_ids[1, : shared + 1] = texts.token_ids[0, : shared + 1]
     texts.features[1, :shared] = texts.features[0, :shared]
     head = paged_head(draft, tables)
-    first = settle(head, texts, [[Piece(0, 0, shared + 3)]])
-    features = settle(head, texts, [[Piece(1, shared, 2)]])
-    features[0] = first[0]
-    expect_exact(head, head_of(draft), texts, features, [shared + 3, shared + 2, 0])
+    settle(head, texts, [[Piece(0, 0, shared + 3)], [Piece(1, shared, 2)]])
+    expect_exact(head, head_of(draft), texts, [shared + 3, shared + 2, 0])
 
 
 def test_bfloat16_pages_stay_near_exact_ones() -> None:
@@ -152,10 +144,8 @@ def test_bfloat16_pages_stay_near_exact_ones() -> None:
     rounded = TorchHead(head_of(draft), int(tables.max()) + 1, PAGE_SIZE, tables, torch.bfloat16)
     logits = []
     for head in (exact, rounded):
-        features = settle(head, texts, [[Piece(0, 0, 9)]])
-        logits.append(
-            head.step(torch.tensor([0]), texts.token_ids[0, 9:10], features[:1], torch.tensor([8]))[0]
-        )
+        settle(head, texts, [[Piece(0, 0, 9)]])
+        logits.append(head.step(torch.tensor([0]), texts.token_ids[0, 9:10], torch.tensor([8]), False))
     assert logits[1].dtype == torch.float32
     error = (logits[1] - logits[0]).square().mean().sqrt()
     assert 0 < error < 0.02 * logits[0].square().mean().sqrt()
@@ -165,5 +155,5 @@ def test_what_the_drafter_must_know_of_the_head() -> None:
     draft = random_draft(config())
     head = paged_head(draft, shuffled_tables())
     assert head.capture == (1, 5, 8)
-    assert head.hidden_size == 16
+    assert head.h.shape == (NUM_ROWS, 16)
     assert head.vocabulary.tolist() == draft.tensors["t2d"].nonzero()[:, 0].tolist()

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 
 import numpy as np
@@ -179,6 +180,67 @@ def test_programs_may_be_dropped_while_workers_lag() -> None:
         cells = np.zeros(6, np.int64)
         phases = [count.bind(cells, np.zeros(6, np.int64), np.zeros(1, np.int64), num_tasks=6)] * 3
         team.run(Program(phases))
+        assert cells.tolist() == [3] * 6, i
+    team.close()
+
+
+def test_a_started_program_has_ended_when_somebody_asks(teams: list[Team]) -> None:
+    """By `finish`, by the next run, or by the next start."""
+    for team in teams:
+        first, second = Chain(), Chain(num_phases=7)
+        for i in range(300):
+            first.reset()
+            team.start(first.program)
+            if i % 3 == 0:
+                team.finish()
+                first.check()
+            second.reset()
+            (team.run if i % 2 else team.start)(second.program)
+            first.check()
+            team.finish()
+            second.check()
+            team.finish()  # harmless
+
+
+def test_a_started_program_goes_on_without_its_caller() -> None:
+    team, chain = Team(2), Chain(num_phases=40)
+    team.start(chain.program)
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            chain.check()
+            break
+        except AssertionError:
+            time.sleep(0.001)
+    chain.check()
+    team.close()
+
+
+def test_what_was_lent_lives_until_the_end() -> None:
+    team, chain = Team(2), Chain(num_phases=2)
+
+    class Lent:
+        pass
+
+    lent = Lent()
+    seen = weakref.ref(lent)
+    team.start(chain.program, lent)
+    del lent
+    gc.collect()
+    assert seen() is not None
+    team.finish()
+    assert seen() is None
+    team.close()
+
+
+@pytest.mark.usefixtures("busy_machine")
+def test_started_programs_may_be_dropped() -> None:
+    team = Team(3)
+    for i in range(3_000):
+        cells = np.zeros(6, np.int64)
+        phases = [count.bind(cells, np.zeros(6, np.int64), np.zeros(1, np.int64), num_tasks=6)] * 3
+        team.start(Program(phases))
+        team.finish()
         assert cells.tolist() == [3] * 6, i
     team.close()
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from paceline.kernels.parallel import Phase, Program, Team
-from paceline.kernels.rows import copy_rows, norm_rows, pair_rows, segment_rows
+from paceline.kernels.rows import copy_rows, move_rows, norm_rows, pair_rows, segment_rows
 
 EPS, GUARD = 1e-5, 1e30
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}
@@ -39,6 +39,19 @@ def test_copies_go_side_by_side(teams: list[Team], num_rows: int) -> None:
     assert torch.equal(out[:-1, :-16], torch.cat(parts, dim=1))
     assert (out[-1] == GUARD).all()
     assert (out[:, -16:] == GUARD).all()
+
+
+def test_rows_are_moved_by_index(teams: list[Team]) -> None:
+    source, sources, outs = noise(9, 48), torch.tensor([8, 0, 3]), torch.tensor([1, 5, 0])
+    for taken, placed in ((sources, outs), (None, outs), (sources, None)):
+        out = torch.full((7, 48), GUARD)
+        at_from, at_to = (0 if index is None else index for index in (taken, placed))
+        run_all(teams, move_rows.bind(source, at_from, out, at_to, 48 * 4, num_tasks=3, step=2))
+        expected = torch.full_like(out, GUARD)
+        expected[outs if placed is not None else slice(3)] = source[
+            sources if taken is not None else slice(3)
+        ]
+        assert torch.equal(out, expected)
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 7])

@@ -20,6 +20,9 @@ class Stateless:
     def settle(self, settled: Settled) -> None:
         """See `Drafter`."""
 
+    def wait(self) -> None:
+        """See `Drafter`."""
+
 
 class Knowing(Stateless):
     """Knows how texts go on, and proposes what `spoil` makes of it.
@@ -133,6 +136,10 @@ class Failing:
         """See `Drafter`."""
         self._count("settle")
         self._inner.settle(settled)
+
+    def wait(self) -> None:
+        """See `Drafter`."""
+        self._inner.wait()
 
     def propose(self, drafting: Round, choose: Choose) -> torch.Tensor:
         """See `Drafter`."""

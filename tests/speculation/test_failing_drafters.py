@@ -60,6 +60,9 @@ def test_a_grammar_is_where_it_was(target: Target, method: str) -> None:
             if method == "settle":
                 raise ValueError
 
+        def wait(self) -> None:
+            target.own_drafter.wait()
+
         def propose(self, drafting: Round, choose: Choose) -> torch.Tensor:
             def counted(step: int, logits: torch.Tensor, vocabulary: torch.Tensor | None) -> torch.Tensor:
                 if step == 2 and method == "propose":
@@ -82,6 +85,9 @@ def test_nonsense_never_reaches_the_model(target: Target, fault: str) -> None:
         capture = ()
 
         def settle(self, settled: Settled) -> None:
+            pass
+
+        def wait(self) -> None:
             pass
 
         def propose(self, drafting: Round, choose: Choose) -> torch.Tensor:

@@ -41,6 +41,7 @@ def look(target: Target, run: Run, name: str) -> State:
     rows, row = target.worker._rows, seq.row
     length = int(rows.seq_len[row])
     assert length == seq.computed_len
+    target.own_drafter.wait()
     keys, values = _read(target, row, length)
     newest = rows.token_ids[row, length : length + 1]
     drafting = Round(torch.tensor([row]), newest.clone(), torch.tensor([length]), (DEPTH,))
@@ -290,4 +291,5 @@ class _Both:
     def __init__(self, target: Target, other: Any) -> None:
         self.capture = target.own_drafter.capture
         self.settle: Callable[[Settled], None] = target.own_drafter.settle
+        self.wait: Callable[[], None] = target.own_drafter.wait
         self.propose: Callable[..., torch.Tensor] = other.propose

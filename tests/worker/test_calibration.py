@@ -61,6 +61,9 @@ class Failing:
         self._count("settle")
         self._inner.settle(settled)
 
+    def wait(self) -> None:
+        self._inner.wait()
+
     def propose(self, drafting: Round, choose: Choose) -> torch.Tensor:
         self._count("propose")
         return self._inner.propose(drafting, choose)

@@ -111,14 +111,14 @@ class Machine:
         self.check_batch(step, pieces)
         self.check_places(step, pieces)
         sampled = [piece for piece in pieces if piece.step.samples]
-        settled = self.state.settle(
+        last = self.state.settle(
             step,
             torch.tensor([piece.accept_len for piece in sampled], dtype=torch.int64),
             torch.tensor([p.new[: 1 + width] for p in sampled], dtype=torch.int64).reshape(-1, 1 + width),
         )
         for piece in sampled:
             self.state.correct(piece.step.row, 1 + len(piece.drafts) - piece.accept_len)
-        self.check_settled(step, pieces, settled.tolist())
+        self.check_settled(step, pieces, last.tolist())
 
     def check_batch(self, step: StepInput, pieces: list[Piece]) -> None:
         ids, positions, begin = step.batch.token_ids.tolist(), step.batch.positions.tolist(), 0
@@ -161,12 +161,13 @@ class Machine:
         for i, drafts in zip(sampled, step.drafts.tolist(), strict=True):
             assert drafts[: len(pieces[i].drafts)] == pieces[i].drafts
 
-    def check_settled(self, step: StepInput, pieces: list[Piece], settled: list[int]) -> None:
+    def check_settled(self, step: StepInput, pieces: list[Piece], last: list[int]) -> None:
         next_ids, begin = self.state.next_ids(step).tolist(), 0
-        for piece, num_settled in zip(pieces, settled, strict=True):
+        for piece, last_settled in zip(pieces, last, strict=True):
             held = self.rows[piece.step.row]
             held.token_ids += piece.new[: piece.accept_len]
-            assert num_settled == piece.step.query_len + max(0, piece.accept_len - 1)
+            num_settled = piece.step.query_len + max(0, piece.accept_len - 1)
+            assert last_settled == begin + num_settled - 1
             first = held.computed_len
             follow = held.token_ids[first + 1 : first + 1 + num_settled]
             assert next_ids[begin : begin + len(follow)] == follow
@@ -221,8 +222,9 @@ def test_a_full_row_takes_nothing(library: str) -> None:
     state.start(start(1, [1, 2, 3, 4], 3, [1], max_len=4))
     step = state.prepare(Plan(0, (), (), (RowStep(1, 1, True),)), [0], no_drafts(1))
     assert step.room.tolist() == [0]
-    settled = state.settle(step, torch.tensor([0]), torch.tensor([[9]]))
-    assert settled.tolist() == [0]
+    last = state.settle(step, torch.tensor([0]), torch.tensor([[9]]))
+    assert last.tolist() == [0]
+    assert state.seq_len[1] == 3
     assert state.token_ids[1, :5].tolist() == [1, 2, 3, 4, 0]
 
 

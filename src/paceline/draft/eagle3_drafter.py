@@ -1,4 +1,4 @@
-"""The EAGLE-3 drafter: one feature for each row, kept warm by every target step, and chains of draft steps.
+"""The EAGLE-3 drafter: kept warm by every target step, and chains of draft steps.
 
 Does not know how the head is computed (`PagedHead`), pages, or how a draft is drawn from logits (`Choose`).
 """
@@ -6,6 +6,7 @@ Does not know how the head is computed (`PagedHead`), pages, or how a draft is d
 from __future__ import annotations
 
 import torch
+from torch.nn.functional import pad
 
 from paceline.draft.paged_head import PagedHead
 from paceline.draft.protocol import NO_DRAFT, Choose, Round, Settled
@@ -18,10 +19,9 @@ class Eagle3Drafter:
     settled the position, whatever its depth was: a row may draft after any number of plain steps.
     """
 
-    def __init__(self, head: PagedHead, num_rows: int, device: torch.device) -> None:
+    def __init__(self, head: PagedHead) -> None:
         self._head = head
         self._vocabulary = head.vocabulary
-        self._features = torch.zeros(num_rows, head.hidden_size, device=device)
 
     @property
     def capture(self) -> tuple[int, ...]:
@@ -30,24 +30,33 @@ class Eagle3Drafter:
 
     def settle(self, settled: Settled) -> None:
         """See `Drafter`."""
-        h = self._head.settle(settled)
-        # index_select, not [...]: indexing wakes torch's threads from 3,277 numbers on; see `ModelWorker`.
-        self._features.index_copy_(0, settled.rows, h.index_select(0, settled.last))
+        self._head.settle(settled)
+
+    def wait(self) -> None:
+        """See `Drafter`."""
+        self._head.wait()
 
     def propose(self, drafting: Round, choose: Choose) -> torch.Tensor:
         """See `Drafter`. A step reads the token drawn in the one before it; NO_DRAFT as token 0."""
-        rows, token_ids = drafting.rows, drafting.token_ids
-        h, positions = self._features.index_select(0, rows), drafting.lengths - 1
-        depth = drafting.depths[0]
-        drafts = token_ids.new_full((len(rows), depth), NO_DRAFT)
-        for step in range(depth):
+        rows, token_ids, positions = drafting.rows, drafting.token_ids, drafting.lengths - 1
+        depths = drafting.depths
+        chosen: list[torch.Tensor] = []
+        for step in range(depths[0]):
             if step:
-                count = drafting.num_at(step)
-                rows, h, positions = rows[:count], h[:count], positions[:count] + 1
-                token_ids = token_ids[:count].clamp(min=0)
-            logits, h = self._head.step(rows, token_ids, h, positions)
+                positions = positions + 1
+                token_ids = token_ids.clamp(min=0)
+                if depths[len(rows) - 1] <= step:  # some rows end here
+                    count = drafting.num_at(step)
+                    rows, positions, token_ids = rows[:count], positions[:count], token_ids[:count]
+            logits = self._head.step(rows, token_ids, positions, step > 0)
             token_ids = choose(step, logits, self._vocabulary)
-            drafts[: len(token_ids), step] = token_ids
-        if depth == 1:
-            return drafts
-        return drafts.masked_fill_((drafts == NO_DRAFT).cumsum(1) > 0, NO_DRAFT)
+            chosen.append(token_ids)
+        return _side_by_side(chosen)
+
+
+def _side_by_side(chosen: list[torch.Tensor]) -> torch.Tensor:
+    """Drafts int64 [B, D] of the tokens that the first rows chose in each step: int64 [B_j], with B_0 = B."""
+    num_rows = len(chosen[0])
+    if len(chosen[-1]) == num_rows:
+        return torch.stack(chosen, 1)
+    return torch.stack([pad(x, (0, num_rows - len(x)), value=NO_DRAFT) for x in chosen], 1)

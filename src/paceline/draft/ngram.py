@@ -39,6 +39,9 @@ class NgramDrafter:
     def settle(self, settled: Settled) -> None:
         """See `Drafter`. The history is the worker's own."""
 
+    def wait(self) -> None:
+        """See `Drafter`."""
+
     def propose(self, drafting: Round, choose: Choose) -> torch.Tensor:
         """See `Drafter`. `choose` is not asked."""
         rows, lengths, depth = drafting.rows, drafting.lengths, drafting.depths[0]

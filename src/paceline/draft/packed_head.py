@@ -23,9 +23,12 @@ from paceline.kernels.packed_gemm import ADD, EMBED_IDS, GEMM_X, STORE, SWIGLU
 from paceline.kernels.paged_attention import SEGMENT_FIELDS
 from paceline.kernels.parallel import Phase, Program, Team
 from paceline.kernels.rows import (
-    PAIR_SECOND,
+    MOVE_FROM,
+    MOVE_SOURCE,
+    MOVE_TO,
     SEGMENT_POSITIONS,
     SEGMENT_ROWS,
+    move_rows,
     norm_rows,
     pair_rows,
     segment_rows,
@@ -60,11 +63,11 @@ class DraftCache(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Settling:
-    """For M tokens: their token ids and features in, `h` out."""
+    """For M tokens: their token ids and features in."""
 
     token_ids: Phase  # which reads int64 [M]
     features: Phase  # fp32 [M, k T]
-    h: torch.Tensor  # fp32 [M, H]
+    keep: Phase  # int64 [S] twice: places in the batch, rows
     program: Program
 
 
@@ -77,18 +80,19 @@ class _BulkSettling:
     make_pair: Program
     pair: torch.Tensor  # fp32 [M, 2 H]
     kv: torch.Tensor  # fp32 [M, 2 kv_heads D]
+    keep: Phase  # int64 [S] twice: places in the batch, rows
     write: Program
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """For B rows: which they are, their tokens and h in, `logits` and `h_next` out."""
+    """For B rows: which they are and their tokens in, `logits` out."""
 
     places: Phase  # which reads rows and positions, int64 [B] each
     token_ids: Phase  # int64 [B]
-    h: Phase  # fp32 [B, H]
+    take: Phase  # rows, int64 [B], as the next
+    keep: Phase
     logits: torch.Tensor  # fp32 [B, V_draft]
-    h_next: torch.Tensor  # fp32 [B, H]
     program: Program
 
 
@@ -97,6 +101,7 @@ class PackedHead:
 
     Args:
         cache: its RoPE tables must reach the deepest draft's position, its block tables have a column there.
+        num_rows: of its block tables.
         max_packed_tokens: larger steps are settled by the dense copies; None: none are.
     """
 
@@ -106,10 +111,13 @@ class PackedHead:
         weights: PackedHeadWeights,
         cache: DraftCache,
         team: Team,
+        num_rows: int,
         max_packed_tokens: int | None,
     ) -> None:
-        self.capture, self.hidden_size = config.capture_layer_ids, config.hidden_size
-        self.vocabulary = weights.vocabulary
+        self.capture, self.vocabulary = config.capture_layer_ids, weights.vocabulary
+        self._h = torch.zeros(num_rows, config.hidden_size)
+        self._h_next = torch.zeros_like(self._h)  # of each row's latest draft step
+        self._num_settled = np.zeros(1, np.int64)  # rows of the step that is being settled
         self._config, self._weights, self._cache, self._team = config, weights, cache, team
         self._max_packed_tokens = max_packed_tokens
         self._products, self._buffers = Products(team, config.rms_norm_eps), Buffers()
@@ -117,74 +125,105 @@ class PackedHead:
         self._bulk_settlings = Recent[_BulkSettling]()
         self._steps = Recent[_Step]()
 
-    def settle(self, settled: Settled) -> torch.Tensor:
+    @property
+    def h(self) -> torch.Tensor:
+        """See `PagedHead`."""
+        self._team.finish()
+        return self._h
+
+    def settle(self, settled: Settled) -> None:
         """See `PagedHead`."""
         assert settled.features is not None
-        token_ids, features = settled.next_ids.contiguous(), settled.features.contiguous()
+        inputs = (settled.next_ids, settled.features, settled.last, settled.rows)
+        token_ids, features, last, rows = (x.contiguous() for x in inputs)
+        self._team.finish()  # before its arguments change
         self._cache.place(settled.batch.segments)
+        self._num_settled[0] = len(rows)
         if self._max_packed_tokens is not None and len(features) > self._max_packed_tokens:
-            return self._settle_bulk(token_ids, features)
+            self._settle_bulk(token_ids, features, last, rows)
+            return
         s = self._settlings.get(len(features), self._settling)
         s.token_ids.set(EMBED_IDS, token_ids.data_ptr())
         s.features.set(GEMM_X, features.data_ptr())
-        self._team.run(s.program)
-        return s.h
+        s.keep.set(MOVE_FROM, last.data_ptr())
+        s.keep.set(MOVE_TO, rows.data_ptr())
+        self._team.start(s.program, token_ids, features, last, rows)
 
-    def _settle_bulk(self, token_ids: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+    def _settle_bulk(
+        self, token_ids: torch.Tensor, features: torch.Tensor, last: torch.Tensor, rows: torch.Tensor
+    ) -> None:
         w = self._weights
         s = self._bulk_settlings.get(len(features), self._bulk_settling)
         s.h.copy_(linear(features.to(w.dense_fc.dtype), w.dense_fc))
         s.token_ids.set(EMBED_IDS, token_ids.data_ptr())
         self._team.run(s.make_pair)
         s.kv.copy_(linear(s.pair.to(w.dense_kv.dtype), w.dense_kv))
+        s.keep.set(MOVE_FROM, last.data_ptr())
+        s.keep.set(MOVE_TO, rows.data_ptr())
         self._team.run(s.write)
-        return s.h
+
+    def wait(self) -> None:
+        """See `PagedHead`."""
+        self._team.finish()
 
     def step(
-        self, rows: torch.Tensor, token_ids: torch.Tensor, h: torch.Tensor, positions: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, rows: torch.Tensor, token_ids: torch.Tensor, positions: torch.Tensor, goes_on: bool
+    ) -> torch.Tensor:
         """See `PagedHead`."""
-        rows, token_ids, h, positions = (x.contiguous() for x in (rows, token_ids, h, positions))
+        rows, token_ids, positions = (x.contiguous() for x in (rows, token_ids, positions))
         s = self._steps.get(len(rows), self._step)
-        s.places.set(SEGMENT_ROWS, rows.data_ptr())
+        at = rows.data_ptr()
+        s.places.set(SEGMENT_ROWS, at)
         s.places.set(SEGMENT_POSITIONS, positions.data_ptr())
         s.token_ids.set(EMBED_IDS, token_ids.data_ptr())
-        s.h.set(PAIR_SECOND, h.data_ptr())
+        s.take.set(MOVE_SOURCE, (self._h_next if goes_on else self._h).data_ptr())
+        s.take.set(MOVE_FROM, at)
+        s.keep.set(MOVE_TO, at)
         self._team.run(s.program)
-        return s.logits, s.h_next
+        return s.logits
 
     def _settling(self, num_tokens: int) -> _Settling:
         w, gemm, get = self._weights, self._products.gemm, self._buffers.get
-        h = get("h", num_tokens, self.hidden_size)
-        pair = get("pair", num_tokens, 2 * self.hidden_size)
+        hidden = self._config.hidden_size
+        h, pair = get("h", num_tokens, hidden), get("pair", num_tokens, 2 * hidden)
         kv = get("kv", num_tokens, w.kv.num_rows)
         fuse = gemm(w.fc, _later(num_tokens, w.fc.num_columns), h)
         look_up, make_pair = self._pairing(h, pair, None)
-        write = self._cache.bind_write(0, kv, w.kv_bias)
-        return _Settling(look_up, fuse, h, Program([fuse, look_up, make_pair, gemm(w.kv, pair, kv), write]))
+        write, keep = self._cache.bind_write(0, kv, w.kv_bias), self._keeping(h)
+        phases = [fuse, look_up, make_pair, gemm(w.kv, pair, kv), write, keep]
+        return _Settling(look_up, fuse, keep, Program(phases))
 
     def _bulk_settling(self, num_tokens: int) -> _BulkSettling:
         w, get = self._weights, self._buffers.get
-        h = get("h", num_tokens, self.hidden_size)
-        pair = get("pair", num_tokens, 2 * self.hidden_size)
+        hidden = self._config.hidden_size
+        h, pair = get("h", num_tokens, hidden), get("pair", num_tokens, 2 * hidden)
         kv = get("kv", num_tokens, w.kv.num_rows)
         look_up, make_pair = self._pairing(h, pair, None)
-        write = Program([self._cache.bind_write(0, kv, w.kv_bias)])
-        return _BulkSettling(look_up, h, Program([look_up, make_pair]), pair, kv, write)
+        keep = self._keeping(h)
+        write = Program([self._cache.bind_write(0, kv, w.kv_bias), keep])
+        return _BulkSettling(look_up, h, Program([look_up, make_pair]), pair, kv, keep, write)
+
+    def _keeping(self, h: torch.Tensor) -> Phase:
+        """Puts some places of h [M, H] where the rows' h are kept."""
+        num_bytes = h.shape[1] * h.element_size()
+        return move_rows.bind(h, 0, self._h, 0, num_bytes, num_tasks=self._num_settled, step=16)
 
     def _step(self, num_rows: int) -> _Step:
         c, w, gemm, get = self._config, self._weights, self._products.gemm, self._buffers.get
         segments = np.zeros((num_rows, SEGMENT_FIELDS), np.int64)
-        residual = get("residual", num_rows, c.hidden_size)
+        h, residual = get("taken", num_rows, c.hidden_size), get("residual", num_rows, c.hidden_size)
         pair = get("pair", num_rows, 2 * c.hidden_size)
         qkv = get("qkv", num_rows, w.qkv.num_rows)
         mixed = get("mixed", num_rows, w.o.num_columns)
         inner = get("inner", num_rows, c.intermediate_size)
         logits = get("logits", num_rows, c.draft_vocab_size)
         places = segment_rows.bind(0, 0, segments, num_tasks=num_rows, step=16)
-        look_up, make_pair = self._pairing(_later(num_rows, c.hidden_size), pair, residual)
+        num_bytes = c.hidden_size * h.element_size()
+        take = move_rows.bind(self._h, 0, h, 0, num_bytes, num_tasks=num_rows, step=16)
+        look_up, make_pair = self._pairing(h, pair, residual)
         phases = [
             places,
+            take,
             look_up,
             make_pair,
             gemm(w.qkv, pair, qkv),
@@ -199,7 +238,8 @@ class PackedHead:
             h_next = get("normed", num_rows, c.hidden_size)
             norm = (w.norm, c.rms_norm_eps, c.hidden_size)
             phases.append(norm_rows.bind(residual, *norm, h_next, num_tasks=num_rows))
-        return _Step(places, look_up, make_pair, logits, h_next, Program(phases))
+        keep = move_rows.bind(h_next, 0, self._h_next, 0, num_bytes, num_tasks=num_rows, step=16)
+        return _Step(places, look_up, take, keep, logits, Program([*phases, keep]))
 
     def _pairing(
         self, h: torch.Tensor, pair: torch.Tensor, residual: torch.Tensor | None

@@ -16,7 +16,7 @@ from paceline.draft.protocol import Settled
 
 
 class PagedHead(Protocol):
-    """A head's arithmetic over paged K/V. Keeps no state by row but the pages."""
+    """A head's arithmetic over paged K/V, and the hidden state h of each row that drafting begins with."""
 
     @property
     def capture(self) -> tuple[int, ...]:
@@ -24,39 +24,40 @@ class PagedHead(Protocol):
         ...
 
     @property
-    def hidden_size(self) -> int:
-        """H."""
-        ...
-
-    @property
     def vocabulary(self) -> torch.Tensor:
         """int64 [V_draft]: the target's id of each of its logits."""
         ...
 
-    def settle(self, settled: Settled) -> torch.Tensor:
-        """Write K and V of the pair (next_ids, features) of every place of the batch, at its position.
+    @property
+    def h(self) -> torch.Tensor:
+        """fp32 [rows, H], of each row's last settled pair."""
+        ...
+
+    def settle(self, settled: Settled) -> None:
+        """Write K and V of the pair (next_ids, features) of every place of the batch, at its position, and
+        keep the h of the pairs at `last`.
 
         Places beyond a row's pages go to the trash page. Every next id must be a token id, also where the
-        token is not known yet.
-
-        Returns:
-            The hidden states of the pairs, fp32 [M, H], valid until the next call of any method.
+        token is not known yet. May still be at it when it returns: see `wait`.
         """
         ...
 
+    def wait(self) -> None:
+        """Until a `settle` is done with its arguments and with block tables; other calls wait themselves."""
+        ...
+
     def step(
-        self, rows: torch.Tensor, token_ids: torch.Tensor, h: torch.Tensor, positions: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, rows: torch.Tensor, token_ids: torch.Tensor, positions: torch.Tensor, goes_on: bool
+    ) -> torch.Tensor:
         """One draft step: writes each pair's K and V and attends over its row up to it.
 
         Args:
             rows: int64 [B], distinct.
             token_ids: int64 [B], target ids.
-            h: fp32 [B, H]; may be (the first rows of) what the step before returned.
             positions: int64 [B], of the pairs: one less than the token's own.
+            goes_on: from the rows' last draft step, not from their `h`.
 
         Returns:
-            logits fp32 [B, V_draft] and the next step's h fp32 [B, H], valid until the next call of any
-            method.
+            logits fp32 [B, V_draft], valid until the next call of any method.
         """
         ...

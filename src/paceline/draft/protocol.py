@@ -69,12 +69,19 @@ class Drafter(Protocol):
         ...
 
     def settle(self, settled: Settled) -> None:
-        """Take over what a step computed. Called after every target step, at every depth, 0 included."""
+        """Take over what a step computed. Called after every target step, at every depth, 0 included.
+
+        May still be at it when it returns: see `wait`.
+        """
+        ...
+
+    def wait(self) -> None:
+        """Until a `settle` is done with its arguments and with block tables: before any of these changes."""
         ...
 
     def propose(self, drafting: Round, choose: Choose) -> torch.Tensor:
-        """Drafts int64 [B, depths[0]]: target ids, NO_DRAFT from where a row proposes nothing.
+        """Drafts int64 [B, depths[0]]: target ids, or NO_DRAFT where a row proposes nothing more.
 
-        Entries at or beyond a row's own depth are without meaning.
+        Entries behind a row's first NO_DRAFT, and at or beyond its own depth, are without meaning.
         """
         ...

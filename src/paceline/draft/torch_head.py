@@ -98,15 +98,17 @@ class TorchHead:
         self, head: Eagle3Head, num_pages: int, page_size: int, tables: torch.Tensor, dtype: torch.dtype
     ) -> None:
         c = head.config
-        self.capture, self.hidden_size = c.capture_layer_ids, c.hidden_size
+        self.capture = c.capture_layer_ids
         self.vocabulary = head.target_ids(torch.arange(c.draft_vocab_size, device=tables.device))
         self.cache = PagedCache(num_pages, page_size, c.num_kv_heads, c.head_dim, tables, dtype)
+        self.h = torch.zeros(len(tables), c.hidden_size, device=tables.device)
+        self._h_next = torch.zeros_like(self.h)  # of each row's latest draft step
         self._head = head
         # No pair lies further: the host's bound, since reading positions from a device would halt it.
         self._longest = 0
         self._num_steps = 0  # draft steps since the target's last
 
-    def settle(self, settled: Settled) -> torch.Tensor:
+    def settle(self, settled: Settled) -> None:
         """See `PagedHead`."""
         batch = settled.batch
         _, q_lens, starts, segment_rows = batch.segments.T
@@ -117,15 +119,21 @@ class TorchHead:
         k, v = self._head.settle(settled.next_ids, h, batch.positions)
         rows = torch.from_numpy(np.repeat(segment_rows, q_lens)).to(h.device)
         self.cache.write(rows, batch.positions, k, v)
-        return h
+        self.h.index_copy_(0, settled.rows, h.index_select(0, settled.last))
+
+    def wait(self) -> None:
+        """See `PagedHead`. The device's order of work is all that is needed."""
 
     def step(
-        self, rows: torch.Tensor, token_ids: torch.Tensor, h: torch.Tensor, positions: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, rows: torch.Tensor, token_ids: torch.Tensor, positions: torch.Tensor, goes_on: bool
+    ) -> torch.Tensor:
         """See `PagedHead`."""
         attend = partial(self._attend, rows, self._longest + self._num_steps)
         self._num_steps += 1
-        return self._head.step(token_ids, h, positions, attend)
+        h = (self._h_next if goes_on else self.h).index_select(0, rows)
+        logits, h = self._head.step(token_ids, h, positions, attend)
+        self._h_next.index_copy_(0, rows, h)
+        return logits
 
     def _attend(
         self,

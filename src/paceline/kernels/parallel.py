@@ -126,8 +126,9 @@ def _phases(team: int, job: int, generation: int, thread: int) -> None:
                 _call_with(load_i64(team + _YIELD * 8), 0)
 
 
-def _run(team: int, job: int) -> None:
-    """The calling thread's part: publish the job, wake sleepers, work."""
+@njit  # type: ignore[untyped-decorator]
+def _publish(team: int, job: int) -> int:
+    """Make the job the team's, and wake who sleeps; returns the run's number."""
     generation = load_i64(team + _GENERATION * 8) % _MAX_GENERATION + 1
     counters = load_i64(job + 16)
     for p in range(load_i64(job)):
@@ -143,7 +144,20 @@ def _run(team: int, job: int) -> None:
         worker = team + (_WORKERS + w * _WORKER_WORDS) * 8
         if _get(worker) != 0:
             _call_with(load_i64(team + _SEM_POST * 8), worker + 64)
-    _phases(team, job, generation, 0)
+    return generation  # type: ignore[no-any-return]
+
+
+def _run(team: int, job: int) -> None:
+    _phases(team, job, _publish(team, job), 0)
+
+
+def _start(team: int, job: int) -> None:
+    _publish(team, job)
+
+
+def _finish(team: int, job: int) -> None:
+    """The calling thread's part in the job that was published last."""
+    _phases(team, job, load_i64(team + _GENERATION * 8), 0)
 
 
 def _work(team: int, thread: int) -> None:
@@ -287,12 +301,14 @@ class Team:
             libc.sem_init(ctypes.c_void_p(semaphore), 0, 0)
         self._flags = words[_WORKERS:]
         self._kept: list[Program] = []
-        self._run = _native(_run)[1]
+        self._started: Program | None = None
+        self._lent: list[object] = []
+        self._run, self._start, self._finish = (_native(f)[1] for f in (_run, _start, _finish))
         work = _native(_work)[1]
         self._workers = [
             threading.Thread(
                 target=_live,
-                args=(work, self._base, w + 1, self._memory, self._kept),
+                args=(work, self._base, w + 1, self._memory, self._kept, self._lent),
                 name=f"paceline-kernel-{w + 1}",
                 daemon=True,
             )
@@ -303,15 +319,42 @@ class Team:
         self._end = weakref.finalize(self, _end_workers, libc, words, semaphores, self._workers)
 
     def run(self, program: Program) -> None:
-        """Run a program to its end."""
-        # A worker that was put aside may look at a program long after its end, so programs are kept
-        # until all workers have been seen idle. The job that a worker looks up next is the last one.
-        self._kept.append(program)
+        """Run a program to its end, after what was started before."""
+        self.finish()
+        self._keep(program)
         self._run(self._base, program.address)
+
+    def start(self, program: Program, *lent: object) -> None:
+        """Let the other threads run a program, after what was started before, and return meanwhile.
+
+        It has ended when `finish` or `run` returns. Without other threads it runs at once.
+
+        Args:
+            lent: what its arguments point to and it does not keep alive itself.
+        """
+        if self.num_threads == 1:
+            self.run(program)
+            return
+        self.finish()
+        self._keep(program)
+        self._lent[:], self._started = lent, program
+        self._start(self._base, program.address)
+
+    def finish(self) -> None:
+        """Help to end the program that was started; at once if there is none."""
+        if self._started is not None:
+            self._finish(self._base, self._started.address)
+            self._started = None
+            self._lent.clear()
+
+    def _keep(self, program: Program) -> None:
+        # A worker that was put aside may look at a program long after its end, so programs are kept
+        # until all workers have been seen idle. The job that one may still look up is the last one's.
         if len(self._kept) >= _MAX_KEPT:
             while any(self._flags[1::_WORKER_WORDS]):
                 time.sleep(0)
             del self._kept[:-1]
+        self._kept.append(program)
 
     def close(self) -> None:
         """End the workers and wait for them. The team cannot run anything afterwards."""

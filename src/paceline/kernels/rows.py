@@ -26,6 +26,20 @@ def _copy_rows(args: int, thread: int, token: int, begin: int, end: int) -> None
         _copy(source + m * source_stride, num_bytes, out + m * out_stride)
 
 
+def _move_rows(args: int, thread: int, token: int, begin: int, end: int) -> None:
+    source, sources, out, outs, num_bytes = (
+        arg(args, 0),
+        arg(args, 1),
+        arg(args, 2),
+        arg(args, 3),
+        arg(args, 4),
+    )
+    for m in range(begin, end):
+        from_row = load_i64(sources + m * 8) if sources != 0 else m
+        to_row = load_i64(outs + m * 8) if outs != 0 else m
+        _copy(source + from_row * num_bytes, num_bytes, out + to_row * num_bytes)
+
+
 def _norm_rows(args: int, thread: int, token: int, begin: int, end: int) -> None:
     x, gamma, eps, num_columns, out = arg(args, 0), arg(args, 1), arg_f32(args, 2), arg(args, 3), arg(args, 4)
     for m in range(begin, end):
@@ -57,10 +71,16 @@ def _segment_rows(args: int, thread: int, token: int, begin: int, end: int) -> N
         store_i64(segment + 24, load_i64(rows + m * 8))
 
 
-PAIR_SECOND, SEGMENT_ROWS, SEGMENT_POSITIONS = 1, 0, 1  # arguments that a caller may want to change
+# Arguments that a caller may want to change.
+MOVE_SOURCE, MOVE_FROM, MOVE_TO = 0, 1, 3
+SEGMENT_ROWS, SEGMENT_POSITIONS = 0, 1
 
 copy_rows = Kernel(_copy_rows)
 """(source, source_stride, out, out_stride, num_bytes): strides in bytes, whole vectors."""
+
+move_rows = Kernel(_move_rows)
+"""(source, sources, out, outs, num_bytes): row sources[m] of `source` to row outs[m] of `out`, int64 each;
+0 for either: m itself."""
 
 norm_rows = Kernel(_norm_rows)
 """(x, gamma, eps, num_columns, out): RMSNorm."""

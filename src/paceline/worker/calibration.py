@@ -274,6 +274,10 @@ class _Watched:
         """See `Drafter`. Part of every step, and so of the target's time."""
         self._inner.settle(settled)
 
+    def wait(self) -> None:
+        """See `Drafter`."""
+        self._inner.wait()
+
     def propose(self, drafting: Round, choose: Choose) -> torch.Tensor:
         """See `Drafter`."""
         drafts = self._inner.propose(drafting, choose)

@@ -50,7 +50,7 @@ def eagle3_drafter(draft: Draft, beside: Beside, max_depth: int) -> Eagle3Drafte
     head = _packed(draft, beside, beside.team, max_depth) if beside.team is not None else None
     if head is None:
         head = _torch(draft, beside)
-    return Eagle3Drafter(head, len(beside.rows.seq_len), beside.rows.seq_len.device)
+    return Eagle3Drafter(head)
 
 
 def _packed(draft: Draft, beside: Beside, team: Team, max_depth: int) -> PagedHead | None:
@@ -65,7 +65,7 @@ def _packed(draft: Draft, beside: Beside, team: Team, max_depth: int) -> PagedHe
     rope = rope_tables(config, beside.max_len + max_depth)
     norms = [(weights.q_norm, weights.k_norm)]
     cache = CpuAttention(config, beside.num_pages, beside.page_size, rows.tables, rope, norms, team)
-    return PackedHead(config, weights, cache, team, beside.max_packed_tokens)
+    return PackedHead(config, weights, cache, team, len(rows.tables), beside.max_packed_tokens)
 
 
 def _torch(draft: Draft, beside: Beside) -> PagedHead:

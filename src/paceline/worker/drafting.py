@@ -25,6 +25,7 @@ from paceline.worker.grammar import Cursor, masked
 from paceline.worker.sampling import Prefix, SamplerState, draw_torch, sample, without_nan
 
 _OWN_NAMES = np.empty(0, np.int64)  # each column is its own token
+_NOBODY = np.empty(0, np.int64)
 
 
 class CoupledChoice:
@@ -48,31 +49,35 @@ class CoupledChoice:
         cursors: Mapping[int, Cursor] | None = None,
         asking: Sequence[int] = (),
     ) -> None:
-        shape, device = (len(drafting.depths), drafting.depths[0]), state.device
+        self._shape, device = (len(drafting.depths), drafting.depths[0]), state.device
         self.probs: Tensor | None = None
-        self._state, self._rows, self._first = state, drafting.rows, drafting.lengths + 1
+        self._state, self._rows, self._lengths = state, drafting.rows, drafting.lengths
         self._cursors = dict(cursors or {})
-        self._asking = np.array(asking, np.int64)
+        self._asking = np.array(asking, np.int64) if asking else _NOBODY
         if device.type == "cpu":
             rows = drafting.rows.tolist()
             self._special = [i for i, r in enumerate(rows) if i in self._cursors or state.changes_logits(r)]
         else:  # which rows these are would have to be read back: all of them, if any
             special = self._cursors or state.any_biased or state.any_penalized
-            self._special = list(range(shape[0])) if special else []
-        self._chosen = torch.zeros(shape, dtype=torch.int64, device=device)  # for those rows' counts
+            self._special = list(range(self._shape[0])) if special else []
+        if self._special:  # for those rows' counts
+            self._chosen = torch.zeros(self._shape, dtype=torch.int64, device=device)
 
     def __call__(self, step: int, logits: Tensor, vocabulary: Tensor | None) -> Tensor:
         """See `paceline.draft.protocol.Choose`."""
         num = len(logits)
         if len(self._asking):
             if self.probs is None:
-                self.probs = torch.zeros(self._chosen.shape, device=logits.device)
+                self.probs = torch.zeros(self._shape, device=logits.device)
             self._note_probabilities(step, logits, self.probs)
-        special = [i for i in self._special if i < num]
+        special = [i for i in self._special if i < num] if self._special else self._special
         if len(special) == num:
             token_ids = torch.empty(num, dtype=torch.int64, device=logits.device)
         else:
-            token_ids = _draw(logits, self._rows[:num], self._first[:num] + step, self._state, vocabulary)
+            rows, lengths = self._rows, self._lengths
+            if num < self._shape[0]:
+                rows, lengths = rows[:num], lengths[:num]
+            token_ids = _draw(logits, rows, lengths + (1 + step), self._state, vocabulary)
         if special:
             self._choose_special(step, special, logits, vocabulary, token_ids)
         return token_ids
@@ -89,7 +94,7 @@ class CoupledChoice:
             spread = masked(spread, {k: cursor.masks[step] for k, cursor in going.items()})
         depth = self._chosen.shape[1]
         prefix = Prefix(self._chosen.view(-1), torch.full_like(at, step), at * depth + step)
-        rows, positions = self._rows.index_select(0, at), self._first.index_select(0, at) + step
+        rows, positions = self._rows.index_select(0, at), self._lengths.index_select(0, at) + (1 + step)
         chosen = sample(spread, rows, positions, self._state, prefix)
         self._chosen[at, step] = chosen
         for k, cursor in cursors.items():

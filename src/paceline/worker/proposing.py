@@ -5,9 +5,9 @@ Knows neither the drafter's nor the target's arithmetic.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -24,14 +24,17 @@ from paceline.worker.sampling import SamplerState
 class Proposals:
     """The drafts of a plan's S rows, of at most D each."""
 
-    depths: tuple[int, ...]  # [S]; places of a row but its first. More than its drafts where nobody trimmed
+    depths: Sequence[int]  # [S]; places of a row but its first. More than its drafts where nobody trimmed
     token_ids: torch.Tensor  # int64 [S, D], NO_DRAFT from where a row has none
     cursors: Mapping[int, Cursor]  # by row, of the rows that sample and have a grammar
     probs: Mapping[int, torch.Tensor] = field(default_factory=dict)  # by row, fp32 [D], of those that ask
     shadows: Mapping[int, torch.Tensor] = field(default_factory=dict)  # by row, int64 [D], not to be verified
+    is_trimmed: bool = False
 
-    def num_drafted(self) -> list[int]:
+    def num_drafted(self) -> Sequence[int]:
         """[S]. Waits for the device."""
+        if self.is_trimmed:
+            return self.depths
         counts: list[int] = (self.token_ids >= 0).sum(1).tolist()
         return counts
 
@@ -59,7 +62,7 @@ def propose(
     places = [i for i, s in enumerate(plan.rows) if s.samples and _depth(s)]
     if drafter is None or not places:
         nothing = torch.empty(len(plan.rows), 0, dtype=torch.int64, device=sampler.device)
-        return Proposals((0,) * len(plan.rows), nothing, cursors)
+        return Proposals((0,) * len(plan.rows), nothing, cursors, is_trimmed=True)
     places.sort(key=lambda i: -_depth(plan.rows[i]))
     drafting = _round(plan, places, rows)
     row_ids = [plan.rows[i].row for i in places]
@@ -77,14 +80,14 @@ def propose(
         if row in cursors:
             num_taken = cursors[row].follow(drafts[k, : drafting.depths[k]].tolist())
             drafts[k, num_taken:] = NO_DRAFT
-    token_ids = _placed(drafts, drafting.depths, places, len(plan.rows), sampler.vocab_size)
     probs: dict[int, torch.Tensor] = {}
     if choose.probs is not None:
         probs = {row: choose.probs[k] for k, row in enumerate(row_ids) if row in asking}
+    token_ids = _placed(drafts, drafting.depths, places, len(plan.rows), sampler.vocab_size)
     depths = [s.depth if s.samples else 0 for s in plan.rows]
     if trims:
-        depths = (token_ids.numpy() >= 0).sum(1).tolist()
-    return Proposals(tuple(depths), token_ids, cursors, probs, shadows)
+        depths = [sum(map((0).__le__, row)) for row in token_ids.tolist()]
+    return Proposals(depths, token_ids, cursors, probs, shadows, trims)
 
 
 def _depth(step: RowStep) -> int:
@@ -106,15 +109,18 @@ def _placed(
 
     What is no token id counts as NO_DRAFT: the target's embedding must not see it.
     """
-    on_cpu = drafts.device.type == "cpu"  # where numpy is much the faster for a few numbers
-    library: Any = np if on_cpu else torch
-    given: Any = drafts.numpy() if on_cpu else drafts
-    own: Any = np.arange(drafts.shape[1]) < np.array(depths)[:, None]
-    at: Any = np.array(places)
-    if not on_cpu:
-        own, at = (torch.from_numpy(x).to(drafts.device) for x in (own, at))
-    kept = ((given >= 0) & (given < vocab_size) & own).cumprod(1) > 0
-    placed = library.full((num_rows, drafts.shape[1]), NO_DRAFT, dtype=given.dtype)
-    placed = placed if on_cpu else placed.to(drafts.device)
-    placed[at] = library.where(kept, given, NO_DRAFT)
-    return torch.from_numpy(placed) if on_cpu else placed
+    num_columns = drafts.shape[1]
+    if drafts.device.type == "cpu":  # where lists are much the faster for a few numbers
+        lists = [[NO_DRAFT] * num_columns for _ in range(num_rows)]
+        for place, depth, given in zip(places, depths, drafts.tolist(), strict=True):
+            taken = list(itertools.takewhile(lambda draft: 0 <= draft < vocab_size, given[:depth]))
+            lists[place][: len(taken)] = taken
+        return torch.from_numpy(np.array(lists, np.int64))
+    own = (
+        torch.arange(num_columns, device=drafts.device) < torch.tensor(depths, device=drafts.device)[:, None]
+    )
+    kept = ((drafts >= 0) & (drafts < vocab_size) & own).cumprod(1) > 0
+    placed_at = torch.tensor(places, device=drafts.device)
+    placed = drafts.new_full((num_rows, num_columns), NO_DRAFT)
+    placed[placed_at] = drafts.where(kept, NO_DRAFT)
+    return placed

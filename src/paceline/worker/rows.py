@@ -167,11 +167,11 @@ class RowState:
             token_ids: int64 [R, 1 + D]; the first `accept_len` of each row are its new tokens.
 
         Returns:
-            int64 [S], positions that each row has settled.
+            int64 [S], the place in the batch of each row's last settled position.
         """
-        tensors = (step.rows, step.sampling, step.q_lens, accept_len, token_ids)
+        tensors = (step.rows, step.begins, step.sampling, step.q_lens, accept_len, token_ids)
         arrays: Any = (x.numpy() for x in tensors) if self._library is np else tensors
-        all_rows, sampling, q_lens, lens, new = arrays
+        all_rows, begins, sampling, q_lens, lens, new = arrays
         rows = all_rows[sampling]
         ahead = self._array(np.arange(new.shape[1]))
         columns = (self._seq_len[rows] + q_lens[sampling])[:, None] + ahead
@@ -180,7 +180,7 @@ class RowState:
         settled = q_lens + 0
         settled[sampling] += lens - 1
         self._seq_len[all_rows] += settled
-        return self._tensor(settled)
+        return self._tensor(begins + settled.clip(min=1) - 1)
 
     def correct(self, row: int, surplus: int) -> None:
         """A step has come back with `surplus` positions less than the bound took it for."""

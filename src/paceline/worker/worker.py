@@ -165,6 +165,8 @@ class ModelWorker:
     @torch.inference_mode()
     def launch(self, plan: Plan) -> Pending:
         """See `paceline.step.Worker`."""
+        if self._drafter is not None:
+            self._drafter.wait()  # until now, what the last step left to it went beside the host's work
         for row in plan.ends:
             self._sampler.end(row)
             self._grammars.end(row)
@@ -219,8 +221,8 @@ class ModelWorker:
             self._settle_grammars(proposals, step, accepted, ends)
             if self._wants.answer:
                 asked, scores = answer_scores(self._wants, step.place_rows, logits, y)
-        settled = self._rows.settle(step, accepted.accept_len, accepted.token_ids)
-        self._settle_draft(step, settled)
+        last = self._rows.settle(step, accepted.accept_len, accepted.token_ids)
+        self._settle_draft(step, last)
         return _Pending(
             plan,
             self._rows,
@@ -270,10 +272,9 @@ class ModelWorker:
                 if end is not None:
                     ends[row] = end
 
-    def _settle_draft(self, step: StepInput, settled: torch.Tensor) -> None:
+    def _settle_draft(self, step: StepInput, last: torch.Tensor) -> None:
         if self._drafter is None:
             return
-        last = step.begins + settled.clamp(min=1) - 1
         try:
             self._drafter.settle(
                 Settled(step.batch, self._rows.next_ids(step), self._model.features, step.rows, last)
