@@ -138,7 +138,8 @@ class RowState:
             chosen = drafted[self._array(source), self._array(num_drafted[behind] - 1)]
             token_ids[at[self._array(behind)]] = chosen.clip(min=0)
         t = self._tensor
-        segments = np.stack((ends - lens, lens, starts, rows), axis=1)
+        segments = np.empty((len(rows), 4), np.int64)
+        segments[:, 0], segments[:, 1], segments[:, 2], segments[:, 3] = ends - lens, lens, starts, rows
         return StepInput(
             batch=Batch(t(token_ids), t(positions), segments),
             rows=t(self._array(rows)),
@@ -180,7 +181,9 @@ class RowState:
         settled = q_lens + 0
         settled[sampling] += lens - 1
         self._seq_len[all_rows] += settled
-        return self._tensor(begins + settled.clip(min=1) - 1)
+        # np.maximum, not clip: that goes through three layers of Python.
+        at_least_one = np.maximum(settled, 1) if self._library is np else settled.clamp(min=1)
+        return self._tensor(begins + at_least_one - 1)
 
     def correct(self, row: int, surplus: int) -> None:
         """A step has come back with `surplus` positions less than the bound took it for."""
