@@ -19,7 +19,7 @@ from paceline.request import SamplingParams
 from paceline.worker import sampling
 from paceline.worker.sampler_state import SEED_LOW, SamplerState
 from paceline.worker.sampling import Prefix, sample_torch
-from paceline.worker.verify import Accepted, _accept, accept
+from paceline.worker.verify import Accepted, accept, accept_torch
 
 
 def by_hand(y: list[int], drafts: list[int], room: int) -> list[int]:
@@ -45,12 +45,7 @@ def blocks(draw: st.DrawFn) -> Row:
     return y, drafts, draw(st.integers(0, 6))
 
 
-def on_torch(*tensors: torch.Tensor) -> Accepted:
-    """`accept` as other devices run it."""
-    return Accepted(*_accept(torch, torch.arange(1 + tensors[1].shape[1]), *tensors))
-
-
-@pytest.mark.parametrize("function", [accept, on_torch])
+@pytest.mark.parametrize("function", [accept, accept_torch])
 @given(rows=st.lists(blocks(), min_size=1, max_size=5), junk=st.integers(-1, 2))
 def test_ragged_rows_as_by_hand(function: Callable[..., Accepted], rows: list[Row], junk: int) -> None:
     """`junk` fills the drafts beyond a row's own depth, and may equal what the next row's target chose."""

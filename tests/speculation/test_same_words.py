@@ -18,7 +18,7 @@ from paceline.request import EngineRequest, Grammar
 from paceline.worker import drafting
 from paceline.worker import worker as worker_module
 from paceline.worker.sampling import sample_torch
-from paceline.worker.verify import Accepted, _accept, accept
+from paceline.worker.verify import Accepted, accept, accept_torch
 
 REGEX = Grammar("regex", "[a-f]{2,6}(-[0-9]{1,3}){1,2}")
 SCHEMA = Grammar(
@@ -208,13 +208,7 @@ def test_as_devices_run_it(
         monkeypatch.setattr(rows, f"_{name}", getattr(rows, name))
     for module in (worker_module, drafting):
         monkeypatch.setattr(module, "sample", sample_torch)
-    monkeypatch.setattr(
-        worker_module,
-        "accept",
-        lambda y, drafts, *rest: Accepted(
-            *_accept(torch, torch.arange(1 + drafts.shape[1]), y, drafts, *rest)
-        ),
-    )
+    monkeypatch.setattr(worker_module, "accept", accept_torch)
     requests = mixed[0][::3]
     plain = {each.request_id: mixed[1][each.request_id] for each in requests}
     for depth in (3, changing()):

@@ -83,7 +83,7 @@ def propose(
     probs: dict[int, torch.Tensor] = {}
     if choose.probs is not None:
         probs = {row: choose.probs[k] for k, row in enumerate(row_ids) if row in asking}
-    token_ids = _placed(drafts, drafting.depths, places, len(plan.rows), sampler.vocab_size)
+    token_ids = placed(drafts, drafting.depths, places, len(plan.rows), sampler.vocab_size)
     depths = [s.depth if s.samples else 0 for s in plan.rows]
     if trims:
         depths = [sum(map((0).__le__, row)) for row in token_ids.tolist()]
@@ -102,25 +102,30 @@ def _round(plan: Plan, places: list[int], rows: RowState) -> Round:
     return Round(*rows.newest(row_ids, num_new), tuple(_depth(s) for s in steps))
 
 
-def _placed(
+def placed(
     drafts: torch.Tensor, depths: Sequence[int], places: list[int], num_rows: int, vocab_size: int
 ) -> torch.Tensor:
     """Drafts of the plan's rows at `places`, int64 [S, D]: up to each row's own depth and first NO_DRAFT.
 
     What is no token id counts as NO_DRAFT: the target's embedding must not see it.
     """
-    num_columns = drafts.shape[1]
-    if drafts.device.type == "cpu":  # where lists are much the faster for a few numbers
-        lists = [[NO_DRAFT] * num_columns for _ in range(num_rows)]
-        for place, depth, given in zip(places, depths, drafts.tolist(), strict=True):
-            taken = list(itertools.takewhile(lambda draft: 0 <= draft < vocab_size, given[:depth]))
-            lists[place][: len(taken)] = taken
-        return torch.from_numpy(np.array(lists, np.int64))
-    own = (
-        torch.arange(num_columns, device=drafts.device) < torch.tensor(depths, device=drafts.device)[:, None]
-    )
+    if drafts.device.type != "cpu":
+        return placed_torch(drafts, depths, places, num_rows, vocab_size)
+    # Lists: for a few numbers, every operation on tensors would cost more than all of this.
+    rows = [[NO_DRAFT] * drafts.shape[1] for _ in range(num_rows)]
+    for place, depth, given in zip(places, depths, drafts.tolist(), strict=True):
+        taken = list(itertools.takewhile(lambda draft: 0 <= draft < vocab_size, given[:depth]))
+        rows[place][: len(taken)] = taken
+    return torch.from_numpy(np.array(rows, np.int64))
+
+
+def placed_torch(
+    drafts: torch.Tensor, depths: Sequence[int], places: list[int], num_rows: int, vocab_size: int
+) -> torch.Tensor:
+    """`placed` in torch operations, on any device, without waiting for it."""
+    device, num_columns = drafts.device, drafts.shape[1]
+    own = torch.arange(num_columns, device=device) < torch.tensor(depths, device=device)[:, None]
     kept = ((drafts >= 0) & (drafts < vocab_size) & own).cumprod(1) > 0
-    placed_at = torch.tensor(places, device=drafts.device)
-    placed = drafts.new_full((num_rows, num_columns), NO_DRAFT)
-    placed[placed_at] = drafts.where(kept, NO_DRAFT)
-    return placed
+    rows = drafts.new_full((num_rows, num_columns), NO_DRAFT)
+    rows[torch.tensor(places, device=device)] = drafts.where(kept, NO_DRAFT)
+    return rows

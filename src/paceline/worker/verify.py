@@ -35,6 +35,11 @@ def accept(y: Tensor, drafts: Tensor, first: Tensor, depths: Tensor, room: Tenso
     """
     if y.device.type == "cpu":
         return _accept_in_lists(y, drafts, first, depths, room)
+    return accept_torch(y, drafts, first, depths, room)
+
+
+def accept_torch(y: Tensor, drafts: Tensor, first: Tensor, depths: Tensor, room: Tensor) -> Accepted:
+    """`accept` in torch operations, on any device."""
     steps = torch.arange(1 + drafts.shape[1], device=y.device)
     places = first[:, None] + torch.minimum(steps, depths[:, None])
     token_ids = y[places]
