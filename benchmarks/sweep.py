@@ -1,11 +1,16 @@
 """Whether choosing the depth beats every fixed one: `paceline sweep` against the bars.
 
     python benchmarks/sweep.py [--temperature 0] [--concurrency 1,2,4,8,16] [further flags of the sweep]
-    python benchmarks/sweep.py --from paceline-sweep/sweep.json
+    python benchmarks/sweep.py --mix [flags of the sweep]
+    python benchmarks/sweep.py [--mix] --from paceline-sweep/sweep.json
 
 Runs the command as a user would, on the yardstick prompts, arms interleaved, and writes its verdict beside
-the bars: the best arm of each load is chosen on the first pass and scored on the second. What was not
-measured stays null.
+the bars: the best arm of each load is chosen on the first pass and scored on the second. With --mix the
+prompts are those of `data/mix.jsonl`, half of the requests easy to draft and half hopeless, at all times.
+
+A load measured again replaces its row and leaves the others, so a long sweep may be run in pieces, one
+temperature or one concurrency at a time. Ctrl-C and SIGTERM keep the loads that have a verdict. What was not
+measured, or with fewer pairs than a bar asks for, stays null.
 """
 
 from __future__ import annotations
@@ -13,44 +18,115 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
-from common import Bar, Results, Row
+from common import FOLDER, Bar, Results, Row
 
 CONCURRENCY, TEMPERATURES = (1, 2, 4, 8, 16), (0.0, 0.8)
-FLAGS = ["--arms", "plain,1,2,3,auto", "--answer-len", "96"]
+MIX, MIX_CONCURRENCY, MIX_BAR = FOLDER / "data" / "mix.jsonl", (2, 4), 4
+MIN_PAIRS = 5  # behind a ratio that is held against a bar
+ARMS = {"--arms": "plain,1,2,3,auto", "--answer-len": "96"}
+FLAGS = {
+    **ARMS,
+    "--natural-stop": "",
+    "--min-tokens": "512",
+    "--concurrency": "1,2,4,8,16",
+    "--temperature": "0,0.8",
+}
+# Answers of fixed lengths, and more of them: where easy ones are fast, a round ends when they have run out.
+MIX_FLAGS = {**ARMS, "--prompts": str(MIX), "--min-tokens": "1536", "--concurrency": "2,4"}
 
 
 def main() -> None:
     """Measure, or read what was measured, and write results/sweep.json."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("--mix", action="store_true", help="easy and hopeless requests instead")
     parser.add_argument("--from", dest="source", type=Path, help="a sweep's JSON instead of a new one")
     args, flags = parser.parse_known_args()
+    code = 0
     if args.source is not None:
         document = json.loads(args.source.read_text())
     else:
         with tempfile.TemporaryDirectory() as folder:
-            command = [sys.executable, "-m", "paceline", "sweep", *FLAGS, *flags, "--out", folder]
-            subprocess.run(command, check=True)
-            document = json.loads((Path(folder) / "sweep.json").read_text())
+            code = _sweep([*with_defaults(flags, MIX_FLAGS if args.mix else FLAGS), "--out", folder])
+            path = Path(folder) / "sweep.json"
+            if not path.is_file():
+                raise SystemExit(code or "the sweep left no report")
+            document = json.loads(path.read_text())
     results = Results("sweep", ("torch", "numpy", "numba"), command=_command(document["command"]))
-    for temperature in TEMPERATURES:
-        for concurrency in CONCURRENCY:
-            row = _row(document["summary"], temperature, concurrency)
-            if row is not None:
-                results.put(_part(temperature, concurrency), row)
+    merge(results, document, is_mix=args.mix)
     rows = {part: row for part in _parts() if (row := results.row(part)) is not None}
     results.write(_parts(), _bars(rows), _table(rows))
+    raise SystemExit(code)
+
+
+def with_defaults(flags: Sequence[str], defaults: Mapping[str, str]) -> list[str]:
+    """The flags, after those defaults that are not among them."""
+    given = {flag.partition("=")[0] for flag in flags}
+    kept = [word for flag, value in defaults.items() if flag not in given for word in (flag, value) if word]
+    return [*kept, *flags]
+
+
+def _sweep(flags: Sequence[str]) -> int:
+    """Run the command; it is told to end, once, when this program is. Returns its exit code."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
+    command = [sys.executable, "-m", "paceline", "sweep", *flags]
+    with subprocess.Popen(command, start_new_session=True) as process:  # Ctrl-C comes here alone
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            process.terminate()
+            return process.wait()
+
+
+def merge(results: Results, document: dict[str, Any], is_mix: bool) -> None:
+    """Put every load of a sweep that has a verdict in its row.
+
+    A row of fewer pairs than a bar asks for, as an interrupted sweep leaves, replaces none that has them.
+    """
+    loads = [_part(t, c) for t in TEMPERATURES for c in CONCURRENCY]
+    if is_mix:
+        loads = [_mix_part(c) for c in MIX_CONCURRENCY]
+    for column in _columns(document["summary"]):
+        part = (
+            _mix_part(column["concurrency"])
+            if is_mix
+            else _part(column["temperature"], column["concurrency"])
+        )
+        row, earlier = _row(document, column), results.row(part)
+        if part not in loads or column["context_len"] is not None or row is None:
+            continue
+        if earlier is None or _num_pairs(row) >= min(MIN_PAIRS, _num_pairs(earlier)):
+            results.put(part, row)
+
+
+def _columns(summary: dict[str, Any]) -> list[dict[str, Any]]:
+    columns: list[dict[str, Any]] = []
+    for cell in summary["cells"]:
+        if cell["column"] not in columns:
+            columns.append(cell["column"])
+    return columns
+
+
+def _num_pairs(row: Row) -> int:
+    return int(row["auto_to_best"]["num"])
 
 
 def _command(words: str) -> str:
-    """Without the folder of the report."""
-    kept = shlex.split(words)
+    """Without the folder of the report; the mix by its place in the repository."""
+    kept = [str(MIX.relative_to(FOLDER.parent)) if word == MIX.name else word for word in shlex.split(words)]
     if "--out" in kept:
         at = kept.index("--out")
         del kept[at : at + 2]
@@ -61,24 +137,25 @@ def _part(temperature: float, concurrency: int) -> str:
     return f"{concurrency} at {temperature:g}"
 
 
+def _mix_part(concurrency: int) -> str:
+    return f"{concurrency}, easy and hopeless"
+
+
 def _parts() -> list[str]:
-    return [_part(t, c) for t in TEMPERATURES for c in CONCURRENCY]
+    steady = [_part(t, c) for t in TEMPERATURES for c in CONCURRENCY]
+    return steady + [_mix_part(c) for c in MIX_CONCURRENCY]
 
 
-def _row(summary: dict[str, Any], temperature: float, concurrency: int) -> Row | None:
-    def here(entry: dict[str, Any]) -> bool:
-        column = entry["column"]
-        return bool(
-            column["temperature"] == temperature
-            and column["concurrency"] == concurrency
-            and column["context_len"] is None
-        )
-
-    cells = {cell["arm"]: cell for cell in summary["cells"] if here(cell)}
-    verdict = next((v for v in summary["verdicts"] if here(v) and v["arm"] == "auto"), None)
-    if verdict is None:
+def _row(document: dict[str, Any], column: dict[str, Any]) -> Row | None:
+    """A load's row; None without a verdict."""
+    summary = document["summary"]
+    cells = {cell["arm"]: cell for cell in summary["cells"] if cell["column"] == column}
+    mine = [v for v in summary["verdicts"] if v["column"] == column and v["arm"] == "auto"]
+    if not mine:
         return None
+    [verdict] = mine
     return {
+        "work": document["work"],
         "best": verdict["best"],
         "auto_to_best": verdict["ratio"],
         "auto_to_plain": cells["auto"]["to_plain"],
@@ -88,22 +165,20 @@ def _row(summary: dict[str, Any], temperature: float, concurrency: int) -> Row |
 
 
 def _bars(rows: dict[str, Row]) -> list[Bar]:
-    ratios = {part: row["auto_to_best"]["estimate"] for part, row in rows.items()}
-    bars = [Bar(f"auto / best other, requests {part}", ratios.get(part), ">=", 0.98) for part in _parts()]
-    complete = len(ratios) == len(_parts())
-    bars.append(
-        Bar(
-            "auto / best other, mean over all loads",
-            statistics.fmean(ratios.values()) if complete else None,
-            ">=",
-            0.99,
-        )
-    )
-    bars.append(Bar("auto / best other, easy and hopeless requests mixed", None, ">=", 1.03))
-    one = rows.get(_part(0.0, 1))
-    gain = None if one is None else one["auto_to_plain"]["estimate"]
-    bars.append(Bar("auto / plain, 1 request, greedy", gain, ">=", 1.15))
-    return bars
+    def ratio(part: str, over: str = "auto_to_best") -> float | None:
+        found = rows.get(part, {}).get(over)
+        return found["estimate"] if found is not None and found["num"] >= MIN_PAIRS else None
+
+    steady = {part: ratio(part) for t in TEMPERATURES for c in CONCURRENCY for part in [_part(t, c)]}
+    bars = [Bar(f"auto / best other, requests {part}", of, ">=", 0.98) for part, of in steady.items()]
+    known = [of for of in steady.values() if of is not None]
+    mean = statistics.fmean(known) if len(known) == len(steady) else None
+    return [
+        *bars,
+        Bar("auto / best other, mean over all loads", mean, ">=", 0.99),
+        Bar(f"auto / best other, requests {_mix_part(MIX_BAR)}", ratio(_mix_part(MIX_BAR)), ">=", 1.03),
+        Bar("auto / plain, 1 request, greedy", ratio(_part(0.0, 1), "auto_to_plain"), ">=", 1.15),
+    ]
 
 
 def _table(rows: dict[str, Row]) -> str:
@@ -116,10 +191,8 @@ def _table(rows: dict[str, Row]) -> str:
         rates = ", ".join(f"{arm} {rate:.0f}" for arm, rate in row["tokens_per_second"].items())
         best, plain = row["auto_to_best"], row["auto_to_plain"]
         interval = f"{best['low']:.3f}–{best['high']:.3f}; {best['num']} pairs"
-        lines.append(
-            f"| {part} | {rates} | {row['best']} | {best['estimate']:.3f} ({interval}) "
-            f"| {plain['estimate']:.3f} |"
-        )
+        gain = "" if plain is None else f"{plain['estimate']:.3f}"
+        lines.append(f"| {part} | {rates} | {row['best']} | {best['estimate']:.3f} ({interval}) | {gain} |")
     lines.append("")
     lines += [
         f"- {bar.name}: {'not measured' if bar.value is None else f'{bar.value:.3f}'} ({bar.show()})"

@@ -29,7 +29,8 @@ ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)
 CONTEXT_LEN = 256  # of each request, where depths are compared
 _TOKENS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32, 64, 128, 256, 512)
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-_NOT_ITS_OWN = {"model", "depth", "policy", "calibration"}  # flags that change nothing here
+# Flags that change nothing here.
+_NOT_ITS_OWN = {"model", "depth", "policy", "calibration", "trace", "trace_max_bytes"}
 
 
 def add_calibrate_command(commands: argparse._SubParsersAction[Parser]) -> None:

@@ -9,7 +9,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +46,7 @@ def add_replay_command(commands: argparse._SubParsersAction[Parser]) -> None:
         default=[],
         metavar="SPEC",
         help="governor, ema, table:ROWS=DEPTH,..., threshold:ROWS[:DEPTH] or fixed:DEPTH; may be repeated "
-        f"(default: {' and '.join(DEFAULT_POLICIES)})",
+        f"(default: {' and '.join(DEFAULT_POLICIES)}, but for what the trace has no drafts for)",
     )
     replay.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -138,6 +138,12 @@ def replay_file(path: Path, specs: Sequence[str]) -> Replayed:
     return Replayed(trace, _as_served(trace), fixed, outcomes)
 
 
+def fitting(replayed: Replayed) -> Replayed:
+    """Without the policies that the trace does not fit, if it fits one."""
+    outcomes = [outcome for outcome in replayed.outcomes if outcome.replay is not None]
+    return replace(replayed, outcomes=outcomes or replayed.outcomes)
+
+
 def parse_policy(spec: str, trace: Trace) -> Policy:
     """A policy, with the trace's costs and depths.
 
@@ -171,6 +177,8 @@ def _as_served(trace: Trace) -> Replay | None:
 
 def _replay(args: argparse.Namespace) -> None:
     replayed = replay_file(args.file, args.policy or DEFAULT_POLICIES)
+    if not args.policy:
+        replayed = fitting(replayed)
     if args.json:
         print(json.dumps(to_json(replayed)))
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -31,6 +32,7 @@ examples:
 """
 CPU_LOADS, GPU_LOADS, QUICK_LOADS = "1,2,5,10,30", "1,2,5,10,30,64,128,256", "1,4,16"
 QUICK_MINUTES = 3.6
+WARMUP_STEPS, QUICK_WARMUP_STEPS = 150, 75
 MAX_CONCURRENCY = 4096
 
 
@@ -78,11 +80,23 @@ def _add_work_flags(sweep: Parser) -> None:
     group.add_argument("--context", metavar="LIST", help="tokens of each prompt (default: as they are)")
     group.add_argument("--rounds", type=int, metavar="N", help="in each of the two passes (default: 5)")
     group.add_argument("--minutes", type=float, metavar="X", help="fewer rounds, to end in about this time")
+    group.add_argument(
+        "--warmup-steps",
+        type=int,
+        metavar="N",
+        help="of auto and policies at each load before they count, at least (default: "
+        f"{WARMUP_STEPS}; quick {QUICK_WARMUP_STEPS})",
+    )
     group.add_argument("--answer-len", type=int, metavar="N", help="tokens of each answer (default: 64)")
+    group.add_argument(
+        "--natural-stop", action="store_true", help="the model may end an answer before --answer-len"
+    )
     group.add_argument(
         "--min-tokens", type=int, metavar="N", help="answer tokens of a round, at least (default: 256)"
     )
-    group.add_argument("--prompts", type=Path, metavar="FILE", help="JSON lines with prompt or turns")
+    group.add_argument(
+        "--prompts", type=Path, metavar="FILE", help="JSON lines with prompt or turns, and maybe temperature"
+    )
     group.add_argument("--max-prompt-chars", type=int, metavar="N", help="longer prompts are left out")
     group.add_argument(
         "--step-seconds", type=float, default=20.0, metavar="X", help="of each load, with --profile"
@@ -105,7 +119,9 @@ def _sweep(args: argparse.Namespace) -> None:
     print(outcome.text, end="")
     for line in outcome.written:
         print(line)
-    if outcome.was_interrupted:
+    if outcome.interrupted_by == signal.SIGTERM:
+        raise SystemExit(128 + signal.SIGTERM)
+    if outcome.interrupted_by is not None:
         raise KeyboardInterrupt
     if outcome.is_empty:
         raise PacelineError("every arm failed")
@@ -135,7 +151,7 @@ def _options(args: argparse.Namespace, settings: Settings, arms: Sequence[Arm]) 
     if args.profile:
         default = "1,16,1"
     loads = _list("--concurrency", args.concurrency or default, int, 1, MAX_CONCURRENCY)
-    contexts = None if args.context is None else _list("--context", args.context, int, 16, 2**20)
+    contexts = None if args.context is None else _sorted("--context", args.context, int, 16, 2**20)
     quick, longest = args.quick, args.max_prompt_chars
     if longest is not None:
         _at_least("--max-prompt-chars", longest, 1)
@@ -143,12 +159,16 @@ def _options(args: argparse.Namespace, settings: Settings, arms: Sequence[Arm]) 
     len_per_row = None if contexts is None else max(contexts) + answer_len + 64
     options = Options(
         engine=_engine(settings, max(loads), len_per_row, arms),
-        loads=tuple(loads) if args.profile else tuple(sorted(set(loads))),
-        temperatures=tuple(sorted(set(_list("--temperature", args.temperature, float, 0.0, 100.0)))),
-        contexts=(None,) if contexts is None else tuple(sorted(set(contexts))),
+        loads=tuple(loads if args.profile else _in_order("--concurrency", loads)),
+        temperatures=tuple(_sorted("--temperature", args.temperature, float, 0.0, 100.0)),
+        contexts=(None,) if contexts is None else tuple(contexts),
         num_rounds=_pick("--rounds", args.rounds, 5, 1),
+        warmup_steps=_pick(
+            "--warmup-steps", args.warmup_steps, QUICK_WARMUP_STEPS if quick else WARMUP_STEPS, 0
+        ),
         max_seconds=_seconds(args.minutes, QUICK_MINUTES if quick else None),
         answer_len=answer_len,
+        natural_stop=args.natural_stop,
         min_tokens=_pick("--min-tokens", args.min_tokens, 128 if quick else 256, 1),
         prompts=args.prompts,
         max_prompt_chars=300 if quick and longest is None else longest,
@@ -199,6 +219,18 @@ def _list(flag: str, text: str, kind: Callable[[str], T], low: T, high: T) -> li
             raise ConfigError(f"{flag} must be in [{low}, {high}], got {word.strip()}")
         values.append(value)
     return values
+
+
+def _sorted(flag: str, text: str, kind: Callable[[str], T], low: T, high: T) -> list[T]:
+    return _in_order(flag, _list(flag, text, kind, low, high))
+
+
+def _in_order(flag: str, values: Sequence[T]) -> list[T]:
+    """Columns of a sweep, which has each once."""
+    for value in values:
+        if values.count(value) > 1:
+            raise ConfigError(f"{flag}: {value:g} is there twice")
+    return sorted(values)
 
 
 def _pick(flag: str, given: int | None, default: int, low: int) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.bench.workload import Prompt
 from paceline.engine.factory import BuiltEngine
 from paceline.engine.messages import Ready
 from paceline.engine.stats import SchedulerStats, SpeculationStats
@@ -60,6 +61,7 @@ class PricedEngine:
     choose: Callable[[int], int]  # depth of rows that do not say, by the number of rows
     max_depth: int = 0
     fails_at: int | None = None  # rows
+    ends_at: Callable[[EngineRequest], int] | None = None  # tokens after which the model ends an answer
     live: dict[str, list[Any]] = field(default_factory=dict)  # request, tokens given, luck owed
     num_generated: int = 0
     num_added: int = 0
@@ -104,13 +106,18 @@ class PricedEngine:
             while num_accepted < depth and self._is_right(owed, num_accepted):
                 self.accepted_per_pos[num_accepted] += 1
                 num_accepted += 1
-        num = min(1 + num_accepted, request.params.max_tokens - given)
+        max_len = request.params.max_tokens
+        end = max_len
+        if self.ends_at is not None and not request.params.ignore_eos:
+            end = min(max_len, self.ends_at(request))
+        num = min(1 + num_accepted, end - given)
         entry[1] += num
         self.num_generated += num
-        is_over = entry[1] == request.params.max_tokens
-        if is_over:
+        reason = None
+        if entry[1] == end:
+            reason = "length" if end == max_len else "stop"
             del self.live[request.request_id]
-        return RequestOutput(request.request_id, [7] * num, finish_reason="length" if is_over else None)
+        return RequestOutput(request.request_id, [7] * num, finish_reason=reason)
 
     def _is_right(self, owed: list[float], position: int) -> bool:
         owed[position] += self.prices.acceptance
@@ -161,5 +168,5 @@ def built(engine: PricedEngine) -> BuiltEngine:
     return BuiltEngine(engine, ready)
 
 
-def prompts(num: int = 50) -> Sequence[str]:
-    return [f"prompt number {i} of the list" for i in range(num)]
+def prompts(num: int = 50) -> Sequence[Prompt]:
+    return [Prompt(f"prompt number {i} of the list") for i in range(num)]

@@ -65,6 +65,12 @@ def test_bad_arms(words: list[str], urls: list[str], message: str) -> None:
         (["--concurrency", "1,x"], "--concurrency must be numbers with commas between them, got '1,x'"),
         (["--temperature", "nan"], "--temperature must be in [0.0, 100.0], got nan"),
         (["--context", "3"], "--context must be in [16, 1048576], got 3"),
+        (["--concurrency", "1,2,1"], "--concurrency: 1 is there twice"),
+        (["--temperature", "0,0.80,0.8"], "--temperature: 0.8 is there twice"),
+        (["--context", "64,64"], "--context: 64 is there twice"),
+        (["--warmup-steps", "-1"], "--warmup-steps must be at least 0, got -1"),
+        (["--draft", "nosuch"], "no draft head 'nosuch'"),
+        (["--draft", "nosuch", "--profile", "step"], "no draft head 'nosuch'"),
         (["--rounds", "0"], "--rounds must be at least 1, got 0"),
         (["--minutes", "0"], "--minutes must be at least 0.1, got 0.0"),
         (["--answer-len", "2"], "--answer-len must be at least 4, got 2"),
@@ -91,10 +97,23 @@ def test_when_every_arm_fails_the_report_says_why(tmp_path: Path) -> None:
     ended = sweep("--url", "a=http://127.0.0.1:9", "--concurrency", "1,2", "--out", str(tmp_path))
     assert ended.returncode == 1
     assert "paceline: error: every arm failed" in ended.stderr
-    assert "a failed at 1 request, temperature 0: http://127.0.0.1:9/v1/models" in ended.stdout
+    assert "a failed: http://127.0.0.1:9/v1/models" in ended.stdout
+    assert ended.stderr.count("refused") == 1, "nobody there at one load is nobody there at all"
     read = json.loads((tmp_path / "sweep.json").read_text())
-    assert [failure["arm"] for failure in read["failures"]] == ["a", "a"]
+    assert [failure["arm"] for failure in read["failures"]] == ["a"]
     assert not (tmp_path / "sweep.html").exists()
+
+
+@pytest.mark.model
+def test_a_head_that_cannot_be_loaded_stops_the_sweep(tmp_path: Path) -> None:
+    (tmp_path / "head").mkdir()
+    ended = sweep("--draft", str(tmp_path / "head"), "--arms", "plain,1,auto", "--out", str(tmp_path))
+    assert (ended.returncode, ended.stdout) == (1, "")
+    said = ended.stderr.splitlines()
+    assert said[0] == "auto: starting"
+    assert said[-1].startswith("paceline: error: ")
+    assert "no config.json there" in said[-1]
+    assert not any("failed" in line for line in said)
 
 
 @pytest.mark.model

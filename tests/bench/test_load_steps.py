@@ -31,9 +31,9 @@ def course(name: str) -> list[Bin]:
     engine = PricedEngine(clock, PRICES, CHOOSE[name], 0 if name == "plain" else 4)
     target = LocalTarget(Launched(EngineConfig(), built(engine)), Words(), None, clock)  # type: ignore[arg-type]
     workload = Workload(prompts(), 32, 1)
-    warm_up(target, jobs_of(workload, 0.0), 0.0)
+    warm_up(target, jobs_of(workload, 0.0))
     assert not engine.live
-    bins = follow(target, PHASES, jobs_of(workload, 0.0), 0.0, clock)
+    bins = follow(target, PHASES, jobs_of(workload, 0.0), clock)
     assert not engine.live, "what is open at the end is given up"
     return bins
 
@@ -75,7 +75,9 @@ def test_requests_under_way_are_finished_when_the_load_falls(courses: dict[str, 
 
 def test_the_report_of_a_profile(courses: dict[str, list[Bin]]) -> None:
     arms = [arm_of("plain"), arm_of("2"), arm_of("auto"), arm_of("3")]
-    about = About("0", {"cpu": "abacus"}, "model", "head", "paceline sweep --profile step", "today", {})
+    about = About(
+        "0", {"cpu": "abacus"}, "model", "head", "answers", "paceline sweep --profile step", "today", {}
+    )
     failures = [Failure("depth 3", None, "no luck")]
     profile = Profile(about, arms, PHASES, courses, failures, is_complete=False)
     read = json.loads(load_steps.to_json(profile))

@@ -8,11 +8,11 @@ import json
 import math
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Callable
 from html.parser import HTMLParser
 
 import pytest
-from priced_engine import Clock, PricedEngine, Prices, Words, built, prompts
+from priced_bench import CONFIG, LOADS, PRICES, Bench
+from priced_engine import Clock, PricedEngine, Words, built, prompts
 
 from paceline.bench import page, report
 from paceline.bench.arms import Arm, arm_of
@@ -22,56 +22,10 @@ from paceline.bench.summary import Summary, summarize
 from paceline.bench.sweep import Sweep, Target, show_left
 from paceline.bench.workload import Column, Work, Workload
 from paceline.config import EngineConfig
-from paceline.errors import ConfigError, EngineDeadError
+from paceline.errors import ConfigError, EngineDeadError, UnsupportedModelError
 
-PRICES = Prices()
-LOADS = (1, 4, 8, 12, 16)
 DEPTHS = (("plain", 0), ("depth 0", 0), ("depth 1", 1), ("depth 3", 3))
 ALWAYS = Arm("always", "adaptive")  # a bad governor: depth 1, whatever the load
-CONFIG = EngineConfig()
-
-
-class Bench:
-    """Arms on priced engines."""
-
-    def __init__(self, *arms: Arm, prices: Prices = PRICES) -> None:
-        self.arms, self.clock, self.prices = list(arms), Clock(), prices
-        self.said: list[str] = []
-        self.runs: list[tuple[str, Work]] = []
-
-    def best_depth(self, rows: int) -> int:
-        return max((0, 1, 3), key=lambda depth: self.prices.rate(rows, depth))
-
-    def open(self, arm: Arm) -> Target:
-        choose: dict[str, Callable[[int], int]] = {"auto": self.best_depth, "always": lambda rows: 1}
-        engine = PricedEngine(
-            self.clock,
-            self.prices,
-            choose.get(arm.name, lambda _: 0),
-            max_depth=0 if arm.role == "plain" else 4,
-        )
-        target = LocalTarget(Launched(CONFIG, built(engine)), Words(), arm.depth, self.clock)  # type: ignore[arg-type]
-        runs = self.runs
-
-        class Recorded:
-            def run(self, work: Work):  # type: ignore[no-untyped-def]
-                runs.append((arm.name, work))
-                return target.run(work)
-
-        return Recorded()
-
-    def sweep(self, loads: tuple[int, ...] = LOADS, num_rounds: int = 3, **more: float) -> Sweep:
-        return Sweep(
-            self.arms,
-            [Column(0.0, None, load) for load in loads],
-            Workload(prompts(), 64, 640),
-            self.open,
-            num_rounds=num_rounds,
-            max_seconds=more.get("max_seconds"),
-            say=self.said.append,
-            clock=self.clock,
-            pause=lambda seconds: None,
-        )
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +97,19 @@ def test_arms_take_turns_on_equal_work_and_the_second_pass_goes_backwards() -> N
     prompts_seen = {turns[0][1].jobs[0].seed for turns in rounds}
     assert len(prompts_seen) == len({m.round_id for m in sweep.measurements}) * 2 + 1
     assert {m.round_id for m in sweep.measurements} == {1, 2}, "the warm-up is not among them"
+
+
+def test_a_model_or_head_that_cannot_be_loaded_stops_the_sweep() -> None:
+    class Unloadable(Bench):
+        def open(self, arm: Arm) -> Target:
+            if arm.role != "plain":
+                raise UnsupportedModelError("no such head")
+            return super().open(arm)
+
+    bench = Unloadable(arm_of("plain"), arm_of("1"))
+    with pytest.raises(UnsupportedModelError, match="no such head"):
+        bench.sweep().run()
+    assert bench.runs == []
 
 
 def test_a_failing_arm_does_not_stop_the_rest() -> None:
@@ -288,7 +255,16 @@ def test_more_requests_than_rows_are_refused() -> None:
 
 
 def _report(bench: Bench, sweep: Sweep) -> Report:
-    about = About("0", {"cpu": "abacus"}, "m<odel", "head", "paceline sweep", "today", {"rounds": 3})
+    about = About(
+        "0",
+        {"cpu": "abacus"},
+        "m<odel",
+        "head",
+        "answers of some length",
+        "paceline sweep",
+        "today",
+        {"rounds": 3},
+    )
     found = summarize(bench.arms, sweep.measurements)
     return Report(about, bench.arms, sweep.measurements, sweep.failures, found, sweep.is_complete)
 

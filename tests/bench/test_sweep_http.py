@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -16,13 +17,15 @@ import pytest
 from served import Served
 
 from paceline.bench.client import HttpTarget, _preemptions, _speculation
-from paceline.bench.workload import Column, Work, Workload
+from paceline.bench.sweep import ArmGoneError
+from paceline.bench.workload import Column, Prompt, Work, Workload
 from paceline.errors import PacelineError
 
 
-def work(concurrency: int, answer_len: int = 30) -> Work:
-    prompts = ["Say it again and again.", "And once more."]
-    return Workload(prompts, answer_len, 4 * answer_len).work(Column(0.7, None, concurrency), 0)
+def work(concurrency: int, answer_len: int = 30, natural_stop: bool = False) -> Work:
+    prompts = [Prompt("Say it again and again."), Prompt("And once more.")]
+    workload = Workload(prompts, answer_len, 4 * answer_len, natural_stop=natural_stop)
+    return workload.work(Column(0.7, None, concurrency), 0)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +53,10 @@ def test_answers_have_the_lengths_that_were_asked_for(served: Served) -> None:
     assert len(finished) >= len(work(2).jobs) - 1, "all but those given up at the end"
 
 
-def test_ctrl_c_writes_what_there_is(served: Served, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_writes_what_there_is(
+    served: Served, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
     command = [sys.executable, "-m", "paceline", "sweep", "--url", f"auto={served.url}"]
     flags = ["--concurrency", "2", "--rounds", "10000", "--max-prompt-chars", "99", "--answer-len", "200"]
     with subprocess.Popen(
@@ -59,10 +65,10 @@ def test_ctrl_c_writes_what_there_is(served: Served, tmp_path: Path) -> None:
         assert process.stderr is not None
         for line in process.stderr:
             if "round 3/" in line:
-                process.send_signal(signal.SIGINT)
+                process.send_signal(number)
                 break
         stdout, stderr = process.communicate(timeout=60)
-    assert process.returncode == 130, stderr
+    assert process.returncode == code, stderr
     assert "Traceback" not in stderr
     assert "interrupted: this is what was measured until then" in stdout
     read = json.loads((tmp_path / "sweep.json").read_text())
@@ -71,6 +77,25 @@ def test_ctrl_c_writes_what_there_is(served: Served, tmp_path: Path) -> None:
     assert read["arms"] == [{"name": "auto", "role": "adaptive", "url": served.url}]
     assert read["model"] == "tiny", "the server's, not one of this machine's"
     assert "<svg" in (tmp_path / "sweep.html").read_text()
+
+
+def test_the_benchmark_passes_a_signal_on_and_waits(served: Served, tmp_path: Path) -> None:
+    flags = ["--url", f"auto={served.url}", "--concurrency", "2", "--rounds", "10000", "--answer-len", "200"]
+    flags += ["--max-prompt-chars", "99", "--out", str(tmp_path)]
+    code = f"import sweep; print('ended with', sweep._sweep({flags!r}))"
+    paths = {"PYTHONPATH": str(Path(__file__).resolve().parents[2] / "benchmarks")}
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=os.environ | paths,
+    ) as process:  # fmt: skip
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "round 2/" in line:
+                process.terminate()
+                break
+        stdout, stderr = process.communicate(timeout=60)
+    assert stdout.splitlines()[-1] == "ended with 143", stderr
+    assert not json.loads((tmp_path / "sweep.json").read_text())["is_complete"]
 
 
 class Odd(BaseHTTPRequestHandler):
@@ -95,17 +120,20 @@ class Odd(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        assert body["ignore_eos"] is True
+        assert body.get("ignore_eos") is (None if self.path.startswith("/ending") else True)
         if self.path.startswith("/refusing"):
             self._send(400, '{"error": {"message": "no\\n such field"}}')
             return
-        num = body["max_tokens"] - (1 if self.path.startswith("/short") else 0)
-        events = [{"choices": [{"delta": {"content": "ab"}}]} for _ in range(max(1, num // 2))]
+        num = body["max_tokens"] + {"short": -1, "long": 1}.get(self.path.split("/")[1], 0)
+        if self.path.startswith("/ending"):
+            num = min(num, 1 + body["seed"] % 7)
+        events = [{"choices": [{"delta": {"content": "ab"}}]} for _ in range(num // 2)]
         if self.path.startswith("/failing"):
             events.append({"error": {"message": "the engine is gone"}})
-        events.append({"choices": [], "usage": {"completion_tokens": num}})
+        if not self.path.startswith("/untold"):
+            events.append({"choices": [], "usage": {"completion_tokens": num}})
         texts = [f"data: {json.dumps(event)}\n\n" for event in events] + ["data: [DONE]\n\n"]
-        if not self.path.startswith("/slow"):
+        if not self.path.endswith("/slow/v1/chat/completions"):
             self._send(200, "".join(texts))
             return
         self.send_response(200)
@@ -155,6 +183,8 @@ def odd() -> Iterator[str]:
     ("path", "words"),
     [
         ("/short", r"29 tokens came of 30: .*ignore_eos"),
+        ("/long", r"31 tokens came of 30: .*max_tokens"),
+        ("/untold", "a stream ended without usage"),
         ("/refusing", r"/v1/chat/completions: status 400: .*no.* such field"),
         ("/failing", "the engine is gone"),
         ("/nothing", "names no model"),
@@ -166,8 +196,17 @@ def test_a_server_that_cannot_be_compared_says_why(odd: str, path: str, words: s
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_answers_may_end_where_the_model_ends_them(odd: str, concurrency: int) -> None:
+    asked = work(concurrency, natural_stop=True)  # of 1 to 7 tokens, two a piece: some come without text
+    got = HttpTarget(odd + "/ending/slow").run(asked)
+    assert got.rate == pytest.approx(got.num_tokens / got.seconds)
+    most = [min(job.answer_len, 1 + job.seed % 7) for job in asked.jobs]
+    assert 0 < got.num_tokens <= sum(most) + 1e-9
+
+
 def test_nobody_there() -> None:
-    with pytest.raises(PacelineError, match=r"http://127\.0\.0\.1:9/v1/models: .*[Rr]efused"):
+    with pytest.raises(ArmGoneError, match=r"http://127\.0\.0\.1:9/v1/models: .*[Rr]efused"):
         HttpTarget("http://127.0.0.1:9").run(work(1))
 
 

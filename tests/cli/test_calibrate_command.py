@@ -63,7 +63,7 @@ def test_refuses_where_nothing_can_be_drafted(model: Path, capsys: pytest.Captur
     assert "max_depth 0" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("flag", ["--depth=2", "--policy=ema", "--no-calibration"])
+@pytest.mark.parametrize("flag", ["--depth=2", "--policy=ema", "--no-calibration", "--trace=file"])
 def test_flags_that_would_change_nothing_are_unknown(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["calibrate", flag])

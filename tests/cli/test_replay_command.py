@@ -117,6 +117,18 @@ def test_a_policy_that_wants_what_the_trace_lacks_is_told_apart(
     assert err.splitlines()[-1] == "paceline: error: no policy could be replayed on this trace"
 
 
+def test_unasked_a_policy_that_does_not_fit_the_trace_is_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path, steps(2))
+    asked = replay(capsys, path, "--policy", "governor", "--policy", "ema")
+    assert "ema: step" in asked[2], "which needs depths that the trace lacks"
+    code, out, err = replay(capsys, path)
+    assert (code, err) == (0, "")
+    assert out.splitlines()[-1].startswith("governor")
+    assert "ema" not in out
+
+
 def test_a_line_that_was_cut_off_at_the_end_is_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

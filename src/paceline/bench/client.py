@@ -12,20 +12,24 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import socket
+import ssl
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
+from paceline.bench.sweep import ArmGoneError
 from paceline.bench.window import Sample, Speculation, Trace, sample
-from paceline.bench.workload import Job, Work
+from paceline.bench.workload import Deal, Job, Work
 from paceline.errors import PacelineError
 
 TIMEOUT = 120.0  # seconds without a byte
 MAX_BODY = 2**24
+# What no load brings about: a server that is merely swamped may answer at the next one.
+NOBODY_THERE = (ConnectionRefusedError, socket.gaierror, ssl.SSLCertVerificationError)
 _COUNTER = re.compile(r"^(?:\w+:)?(\w+?)(?:_total)?(?:\{(.*)\})? ([\d.eE+]+)$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
@@ -54,7 +58,8 @@ class HttpTarget:
         """Do the work, as long as every client is busy.
 
         Raises:
-            PacelineError: the server cannot be reached, refuses, or answers in other lengths than asked.
+            ArmGoneError: the server cannot be reached.
+            PacelineError: it refuses, or answers in other lengths than asked.
         """
         self.model = self.model or self._first_model()
         before = self._counters()
@@ -66,18 +71,19 @@ class HttpTarget:
             speculation, num_preemptions = _speculation(before, after), _preemptions(before, after)
         return sample(traces, work.column.concurrency, num_preemptions, speculation)
 
-    def stream(self, job: Job, temperature: float, trace: Trace, stop: threading.Event) -> None:
+    def stream(self, job: Job, trace: Trace, stop: threading.Event) -> None:
         """Send one request and note when its pieces come; `stop` gives it up."""
         body = {
             "model": self.model,
             "messages": [{"role": "user", "content": job.prompt}],
             "max_tokens": job.answer_len,
-            "temperature": temperature,
+            "temperature": job.temperature,
             "seed": job.seed,
             "stream": True,
             "stream_options": {"include_usage": True},
-            "ignore_eos": True,
         }
+        if not job.natural_stop:
+            body["ignore_eos"] = True  # no field of OpenAI's: left out where it is not needed
         times: list[float] = []
         num_tokens = None
         trace.begin = time.perf_counter()
@@ -94,13 +100,24 @@ class HttpTarget:
         if num_tokens is None and stop.is_set():
             trace.pieces = [(moment, 1.0) for moment in times]  # until the run knows the tokens of a piece
             return
-        if num_tokens != job.answer_len or not times:
-            raise PacelineError(
-                f"{self._url}: {num_tokens or 0} tokens came of {job.answer_len}: for equal work in all arms "
-                "the server must honour ignore_eos and send usage with streams"
-            )
+        self._check_length(job, num_tokens)
+        assert num_tokens is not None
+        if num_tokens:  # an answer without text still took the time of its last token
+            times = times or [time.perf_counter()]
         trace.pieces = [(moment, num_tokens / len(times)) for moment in times]
-        trace.end = times[-1]
+        trace.end = times[-1] if times else time.perf_counter()
+
+    def _check_length(self, job: Job, num_tokens: int | None) -> None:
+        """Raises PacelineError where it cannot be compared with other arms' answers."""
+        if num_tokens is None:
+            raise PacelineError(f"{self._url}: a stream ended without usage: nobody knows its tokens")
+        if num_tokens == job.answer_len or (job.natural_stop and num_tokens < job.answer_len):
+            return
+        asked = "honour max_tokens" if num_tokens > job.answer_len else "honour ignore_eos"
+        raise PacelineError(
+            f"{self._url}: {num_tokens} tokens came of {job.answer_len}: for equal work in all arms the "
+            f"server must {asked}"
+        )
 
     def _first_model(self) -> str:
         found = json.loads(self._get("/v1/models"))
@@ -132,6 +149,7 @@ class HttpTarget:
         """A response with status 200.
 
         Raises:
+            ArmGoneError: nobody listens there.
             PacelineError: anything else, in one line.
         """
         kind = http.client.HTTPSConnection if self._is_tls else http.client.HTTPConnection
@@ -145,7 +163,8 @@ class HttpTarget:
                 raise PacelineError(f"{self._url}{path}: status {response.status}: {reason}")
             yield response
         except (OSError, http.client.HTTPException) as error:
-            raise PacelineError(f"{self._url}{path}: {error or type(error).__name__}") from None
+            kind_of_error = ArmGoneError if isinstance(error, NOBODY_THERE) else PacelineError
+            raise kind_of_error(f"{self._url}{path}: {error or type(error).__name__}") from None
         finally:
             connection.close()
 
@@ -154,18 +173,17 @@ class _Run:
     """The clients of one run: threads that take jobs until one finds none left."""
 
     def __init__(self, target: HttpTarget, work: Work) -> None:
-        self._target, self._temperature = target, work.column.temperature
-        self._waiting = deque(enumerate(work.jobs))
+        self._target, self._deal = target, Deal(work)
         self._lock = threading.Lock()
-        self._traces = [Trace(0.0) for _ in work.jobs]
+        self._traces: list[Trace] = []
         self._stop = threading.Event()
         self._failures: list[Exception] = []
         # Each client begins with its own job, whichever thread runs first.
-        firsts = [self._waiting.popleft() for _ in range(work.column.concurrency)]
-        self._threads = [threading.Thread(target=self._work, args=(first,), daemon=True) for first in firsts]
+        firsts = [(job, self._begin()) for job in self._deal.firsts]
+        self._threads = [threading.Thread(target=self._work, args=first, daemon=True) for first in firsts]
 
     def finish(self) -> list[Trace]:
-        """Run to the end of the window; the traces in the order of the jobs."""
+        """Run to the end of the window; the traces in the order in which they were begun."""
         try:
             for thread in self._threads:
                 thread.start()
@@ -178,20 +196,30 @@ class _Run:
         self._price_given_up()
         return self._traces
 
-    def _work(self, job: tuple[int, Job] | None) -> None:
+    def _work(self, job: Job, trace: Trace) -> None:
         """A client. When one finds no job left, not every client is busy any more: all stop."""
         try:
-            while job is not None and not self._stop.is_set():
-                place, given = job
-                self._target.stream(given, self._temperature, self._traces[place], self._stop)
-                job = self._next()
+            self._target.stream(job, trace, self._stop)
+            while (following := self._next(job)) is not None:
+                job, trace = following
+                self._target.stream(job, trace, self._stop)
         except Exception as failure:
             self._failures.append(failure)
-        self._stop.set()
+            self._stop.set()
 
-    def _next(self) -> tuple[int, Job] | None:
+    def _next(self, job: Job) -> tuple[Job, Trace] | None:
+        """What follows a job; None: the run is over, for all."""
         with self._lock:
-            return self._waiting.popleft() if self._waiting else None
+            if not self._stop.is_set():
+                following = self._deal.after(job)
+                if following is not None:
+                    return following, self._begin()
+                self._stop.set()
+            return None
+
+    def _begin(self) -> Trace:
+        self._traces.append(Trace(0.0))
+        return self._traces[-1]
 
     def _price_given_up(self) -> None:
         """Answers that were not finished have no count of tokens: their pieces are worth the others' mean."""

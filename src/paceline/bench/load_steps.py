@@ -59,7 +59,7 @@ class Profile:
 
 
 def jobs_of(workload: Workload, temperature: float) -> Iterator[Job]:
-    """Jobs without end, the same for every arm."""
+    """Jobs without end, the same for every arm; at this temperature but for prompts that have their own."""
     column = Column(temperature, None, 1)
     for round_id in itertools.count():
         yield from workload.work(column, round_id).jobs
@@ -69,7 +69,6 @@ def follow(
     target: LocalTarget,
     phases: Sequence[Phase],
     jobs: Iterator[Job],
-    temperature: float,
     clock: Callable[[], float],
     bin_seconds: float = BIN_SECONDS,
 ) -> list[Bin]:
@@ -85,7 +84,7 @@ def follow(
     try:
         while (wanted := _wanted(phases, clock() - began)) is not None:
             while loop.num_open < wanted:
-                loop.send(target.request(next(jobs), temperature))
+                loop.send(target.request(next(jobs)))
             loop.step()
             now = clock()
             if now - bin_began >= bin_seconds:
@@ -97,10 +96,10 @@ def follow(
     return bins
 
 
-def warm_up(target: LocalTarget, jobs: Iterator[Job], temperature: float) -> None:
+def warm_up(target: LocalTarget, jobs: Iterator[Job]) -> None:
     """One request, not counted."""
     loop: ClosedLoop = target.loop()
-    loop.send(target.request(next(jobs), temperature))
+    loop.send(target.request(next(jobs)))
     while loop.num_open:
         loop.step()
 
@@ -145,7 +144,7 @@ def to_json(profile: Profile) -> str:
 
 def to_text(profile: Profile) -> str:
     """Mean throughput and depth of each arm in each phase."""
-    lines = []
+    lines = [profile.about.work]
     for name, bins in profile.courses.items():
         shown = []
         ends = list(itertools.accumulate(phase.seconds for phase in profile.phases))

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any, TypeAlias
 
 from paceline.bench.arms import Arm
 from paceline.bench.window import Sample, Speculation, Trace, sample
-from paceline.bench.workload import Job, Work
+from paceline.bench.workload import Deal, Job, Work
 from paceline.config import EngineConfig
 from paceline.engine.factory import BuiltEngine, Factory, StepEngine
 from paceline.engine.stats import SchedulerStats
@@ -183,21 +182,31 @@ class LocalTarget:
             raise ConfigError(
                 f"{concurrency} requests need --max-num-seqs of as many, got {self._max_num_seqs}"
             )
-        waiting = deque(self.request(job, work.column.temperature) for job in work.jobs)
+        requests = {job: self.request(job) for job in work.jobs}  # made before the clock runs
+        deal, doing = Deal(work), dict[str, Job]()
         before = self.stats()
         loop = self.loop()
+
+        def send(job: Job) -> None:
+            doing[requests[job].request_id] = job
+            loop.send(requests[job])
+
+        num_steps = 0
         try:
-            for _ in range(concurrency):
-                loop.send(waiting.popleft())
+            for job in deal.firsts:
+                send(job)
             while loop.num_open == concurrency:
-                for _ in range(loop.step()):
-                    if waiting:
-                        loop.send(waiting.popleft())
+                loop.step()
+                num_steps += 1
+                for request_id in loop.ended:
+                    following = deal.after(doing[request_id])
+                    if following is not None:
+                        send(following)
         finally:
             loop.give_up()
         after = self.stats()
         num_preempted = after.num_preemptions - before.num_preemptions
-        return sample(loop.traces, concurrency, num_preempted, drafting(before, after))
+        return sample(loop.traces, concurrency, num_preempted, drafting(before, after), num_steps)
 
     def loop(self) -> ClosedLoop:
         """Nothing in flight yet."""
@@ -207,14 +216,14 @@ class LocalTarget:
         """The engine's numbers of this moment."""
         return self._engine.stats()
 
-    def request(self, job: Job, temperature: float) -> EngineRequest:
+    def request(self, job: Job) -> EngineRequest:
         """A job as the engine takes it."""
         self._num_requests += 1
         params = SamplingParams(
-            temperature=temperature,
+            temperature=job.temperature,
             seed=job.seed,
             max_tokens=job.answer_len,
-            ignore_eos=True,
+            ignore_eos=not job.natural_stop,
             depth=self._depth,
         )
         [request] = prepare(
@@ -230,6 +239,7 @@ class ClosedLoop:
         self._engine, self._clock = engine, clock
         self._open: dict[str, Trace] = {}
         self.traces: list[Trace] = []  # in the order of sending
+        self.ended: list[str] = []  # requests that the newest step ended
 
     @property
     def num_open(self) -> int:
@@ -250,7 +260,7 @@ class ClosedLoop:
         """
         outputs = self._engine.step()
         now = self._clock()
-        num_ended = 0
+        self.ended = []
         for output in outputs:
             if output.error is not None:
                 self._open.pop(output.request_id, None)
@@ -263,8 +273,8 @@ class ClosedLoop:
             if output.finish_reason is not None:
                 trace.end = now
                 del self._open[output.request_id]
-                num_ended += 1
-        return num_ended
+                self.ended.append(output.request_id)
+        return len(self.ended)
 
     def give_up(self) -> None:
         """Abort what is open."""

@@ -70,7 +70,7 @@ def document(about: About, title: str, parts: Sequence[str]) -> str:
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{_STYLE}</style></head>'
         f"<body><h1>{escape(title)}: {escape(about.model)}</h1>"
-        f'<p class="about">draft {escape(about.draft)} · {escape(facts)} · paceline '
+        f'<p class="about">draft {escape(about.draft)} · {escape(about.work)} · {escape(facts)} · paceline '
         f"{escape(about.version)} · {escape(about.date)}<br><code>{escape(about.command)}</code><br>"
         f"{escape(settings)}</p>\n" + "\n".join(parts) + "\n</body></html>\n"
     )

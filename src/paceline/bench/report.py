@@ -28,6 +28,7 @@ class About:
     device: Mapping[str, str]
     model: str
     draft: str  # the drafter's name, none, or that servers have their own
+    work: str  # what every arm was asked
     command: str
     date: str
     settings: Mapping[str, Any]  # of the sweep
@@ -42,7 +43,7 @@ class Report:
     measurements: Sequence[Measurement]
     failures: Sequence[Failure]
     summary: Summary
-    is_complete: bool  # not cut short by Ctrl-C
+    is_complete: bool  # not cut short by Ctrl-C or SIGTERM
 
 
 def to_json(report: Report) -> str:
@@ -223,7 +224,8 @@ def to_text(report: Report) -> str:
     """The report for a terminal."""
     about = report.about
     parts = [
-        f"{about.model}, draft {about.draft}; {', '.join(about.device.values())}; paceline {about.version}"
+        f"{about.model}, draft {about.draft}; {', '.join(about.device.values())}; paceline {about.version}\n"
+        f"{about.work}"
     ]
     reference = report.summary.reference
     for temperature, context_len in groups(report):

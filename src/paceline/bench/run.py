@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
+from signal import Signals
 from typing import Any
 
 from paceline._version import __version__
 from paceline.bench import load_steps, page, report
 from paceline.bench.arms import Arm
 from paceline.bench.client import HttpTarget
+from paceline.bench.interruption import Interruption
 from paceline.bench.load_steps import Phase, Profile
 from paceline.bench.local import Encoder, Engines, LocalTarget
 from paceline.bench.machine import describe
@@ -25,8 +27,9 @@ from paceline.bench.summary import summarize
 from paceline.bench.sweep import Failure, Sweep, Target, one_line, opening_order
 from paceline.bench.workload import PROMPTS, Column, Workload, read_prompts
 from paceline.config import EngineConfig
+from paceline.draft.load import resolve_draft
 from paceline.engine.factory import build
-from paceline.errors import PacelineError
+from paceline.errors import ModelError, PacelineError
 from paceline.models.hub import resolve_model
 from paceline.tokenizer import load_tokenizer
 
@@ -42,8 +45,10 @@ class Options:
     temperatures: tuple[float, ...]
     contexts: tuple[int | None, ...]
     num_rounds: int
+    warmup_steps: int
     max_seconds: float | None
     answer_len: int
+    natural_stop: bool
     min_tokens: int
     prompts: Path | None
     max_prompt_chars: int | None
@@ -59,7 +64,7 @@ class Outcome:
 
     text: str
     written: list[str]  # a line for each file, or why there is none
-    was_interrupted: bool
+    interrupted_by: Signals | None
     is_empty: bool  # nothing was measured
 
 
@@ -81,6 +86,12 @@ class Workshop:
         """Those in this process."""
         return Engines(self._options.engine, self._arms, build)
 
+    def check_draft(self) -> None:
+        """Raises ModelNotFoundError or ConfigError where arms would draft, and `--draft` names nothing."""
+        config = self._options.engine
+        if any(arm.needs_drafter for arm in self._arms):
+            resolve_draft(config.draft, config.model, config.draft_revision)
+
     def open(self, arm: Arm) -> Target:
         """The arm, ready to work."""
         if arm.url is not None:
@@ -98,9 +109,9 @@ class Workshop:
         options = self._options
         prompts = read_prompts(options.prompts or PROMPTS, options.max_prompt_chars)
         lengthen = None if options.contexts == (None,) else self.encoder.lengthen
-        return Workload(prompts, options.answer_len, options.min_tokens, lengthen)
+        return Workload(prompts, options.answer_len, options.min_tokens, lengthen, options.natural_stop)
 
-    def about(self) -> About:
+    def about(self, workload: Workload) -> About:
         """Where and how it was measured. After the engines were started."""
         options = self._options
         if any(arm.url is None for arm in self._arms):
@@ -114,6 +125,7 @@ class Workshop:
             device=describe(options.engine.device),
             model=model,
             draft=draft,
+            work=workload.describe(),
             command=options.command,
             date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
             settings=self._settings(),
@@ -123,7 +135,9 @@ class Workshop:
         options = self._options
         return {
             "rounds": options.num_rounds,
+            "warmup_steps": options.warmup_steps,
             "answer_len": options.answer_len,
+            "natural_stop": options.natural_stop,
             "min_tokens": options.min_tokens,
             "max_prompt_chars": options.max_prompt_chars,
             "prefix_caching": options.engine.prefix_caching,
@@ -133,8 +147,15 @@ class Workshop:
 
 
 def sweep(arms: Sequence[Arm], options: Options, say: Say) -> Outcome:
-    """Measure every arm at every load, and write what came of it."""
+    """Measure every arm at every load, and write what came of it.
+
+    Raises:
+        ConfigError: the prompts or the draft head's revision cannot be used.
+        ModelError: the model or the draft head cannot be loaded.
+    """
     workshop = Workshop(arms, options, say)
+    workshop.check_draft()
+    workload = workshop.workload()
     columns = [
         Column(temperature, context, load)
         for temperature in options.temperatures
@@ -144,18 +165,18 @@ def sweep(arms: Sequence[Arm], options: Options, say: Say) -> Outcome:
     measuring = Sweep(
         arms,
         columns,
-        workshop.workload(),
+        workload,
         workshop.open,
         num_rounds=options.num_rounds,
+        warmup_steps=options.warmup_steps,
         max_seconds=options.max_seconds,
         say=say,
     )
-    try:
+    with Interruption() as interruption:
         measuring.run()
-    except KeyboardInterrupt:
-        say("interrupted: writing what there is")
+    _tell(interruption, say)
     done = Report(
-        workshop.about(),
+        workshop.about(workload),
         arms,
         measuring.measurements,
         measuring.failures,
@@ -167,37 +188,51 @@ def sweep(arms: Sequence[Arm], options: Options, say: Say) -> Outcome:
         files["sweep.html"] = lambda: page.to_html(done).encode()
         files["sweep.png"] = lambda: page.to_png(done)
     written = _write(options.out, files)
-    return Outcome(report.to_text(done), written, not done.is_complete, not done.measurements)
+    interruption.restore()
+    return Outcome(report.to_text(done), written, interruption.signal, not done.measurements)
 
 
 def profile(arms: Sequence[Arm], options: Options, say: Say) -> Outcome:
-    """Take every arm through changing load, and write what came of it."""
+    """Take every arm through changing load, and write what came of it.
+
+    Raises:
+        ConfigError: the prompts cannot be used.
+        ModelError: the model or the draft head cannot be loaded.
+    """
     workshop = Workshop(arms, options, say)
+    workshop.check_draft()
     workload, temperature = workshop.workload(), options.temperatures[0]
     phases = [Phase(load, options.step_seconds) for load in options.loads]
     courses: dict[str, list[load_steps.Bin]] = {}
     failures: list[Failure] = []
-    is_complete = False
-    try:
+    with Interruption() as interruption:
         for arm in opening_order(arms):
             say(f"{arm.name}: {sum(phase.seconds for phase in phases):.0f} s")
             try:
                 target = workshop.open_local(arm)
-                load_steps.warm_up(target, load_steps.jobs_of(workload, temperature), temperature)
+                load_steps.warm_up(target, load_steps.jobs_of(workload, temperature))
                 jobs = load_steps.jobs_of(workload, temperature)
-                courses[arm.name] = load_steps.follow(target, phases, jobs, temperature, time.perf_counter)
+                courses[arm.name] = load_steps.follow(target, phases, jobs, time.perf_counter)
+            except ModelError:
+                raise
             except Exception as error:
                 failures.append(Failure(arm.name, None, one_line(error)))
                 say(f"{arm.name} failed: {one_line(error)}")
-        is_complete = True
-    except KeyboardInterrupt:
-        say("interrupted: writing what there is")
-    done = Profile(workshop.about(), arms, phases, courses, failures, is_complete)
+    _tell(interruption, say)
+    about, is_complete = workshop.about(workload), interruption.signal is None
+    done = Profile(about, arms, phases, courses, failures, is_complete)
     files: dict[str, Callable[[], bytes]] = {"profile.json": lambda: load_steps.to_json(done).encode()}
     if courses:
         files["profile.html"] = lambda: load_steps.to_html(done).encode()
         files["profile.png"] = lambda: page.row_png(load_steps.charts(done))
-    return Outcome(load_steps.to_text(done), _write(options.out, files), not is_complete, not courses)
+    written = _write(options.out, files)
+    interruption.restore()
+    return Outcome(load_steps.to_text(done), written, interruption.signal, not courses)
+
+
+def _tell(interruption: Interruption, say: Say) -> None:
+    if interruption.signal is not None:
+        say("interrupted: writing what there is")
 
 
 def _write(folder: Path, files: dict[str, Callable[[], bytes]]) -> list[str]:

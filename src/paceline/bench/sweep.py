@@ -1,7 +1,10 @@
 """The order of a sweep: which arm does what, when; twice, the second time backwards.
 
-    pass 1   columns forwards:   a warm-up round, discarded, then rounds; arms take turns in each
+    pass 1   columns forwards:   warm-up, discarded, then rounds; arms take turns in each
     pass 2   columns backwards:  rounds of other prompts, arms in reversed order
+
+The warm-up is a round of all arms, and as many more of those that adapt as bring them to a number of engine
+steps: they are judged on a load that they have met.
 
 A round is one piece of work, done by every arm in turn: its numbers are comparable pairwise, whatever the
 machine does over the minutes. The best arm is chosen on pass 1 and judged on pass 2 (`summary`).
@@ -13,7 +16,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -21,11 +24,15 @@ from typing import Protocol
 from paceline.bench.arms import Arm
 from paceline.bench.window import Sample
 from paceline.bench.workload import Column, Work, Workload
-from paceline.errors import EngineDeadError, PacelineError
+from paceline.errors import EngineDeadError, ModelError, PacelineError
 
 NUM_PASSES = 2
 MIN_ROUNDS = 2  # in each pass, however short the time
 PAUSE = 0.1  # seconds before each turn, in which the threads of the arm before fall asleep
+
+
+class ArmGoneError(PacelineError):
+    """An arm is not there, and need not be asked again."""
 
 
 class Target(Protocol):
@@ -63,6 +70,8 @@ class Sweep:
     Args:
         open_target: makes an arm's target; called once an arm, when its first turn comes.
         num_rounds: in each pass and column.
+        warmup_steps: engine steps of an adaptive arm's warm-up at a column, at least. Where nobody counts
+            steps, as on servers, it is one round.
         max_seconds: rounds beyond the first `MIN_ROUNDS` are dropped to end in this time; None: no limit.
         say: takes lines of progress.
     """
@@ -75,6 +84,7 @@ class Sweep:
         open_target: Callable[[Arm], Target],
         *,
         num_rounds: int,
+        warmup_steps: int = 0,
         max_seconds: float | None = None,
         say: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
@@ -82,18 +92,23 @@ class Sweep:
     ) -> None:
         self._arms, self._columns, self._workload = list(arms), sorted(columns), workload
         self._open_target = open_target
-        self._num_rounds = num_rounds
+        self._num_rounds, self._warmup_steps = num_rounds, warmup_steps
         self._max_seconds = max_seconds
         self._say, self._clock, self._pause = say, clock, pause
         self._targets: dict[str, Target] = {}
         self._round_seconds: dict[Column, float] = {}  # the newest round's
+        self._warmup_seconds = 0.0  # the newest column's, beyond its first round
         self._began = clock()
         self.measurements: list[Measurement] = []
         self.failures: list[Failure] = []
         self.is_complete = False
 
     def run(self) -> None:
-        """Measure everything. KeyboardInterrupt ends it between what is kept and what is not yet."""
+        """Measure everything. KeyboardInterrupt ends it between what is kept and what is not yet.
+
+        Raises:
+            ModelError: a model or a draft head cannot be loaded; no arm could say anything then.
+        """
         self._open_all()
         blocks = [(1, column) for column in self._columns] + [(2, column) for column in self._columns[::-1]]
         for place, (pass_id, column) in enumerate(blocks):
@@ -115,33 +130,57 @@ class Sweep:
             if round_id > MIN_ROUNDS and self._clock() + seconds > ends:
                 break
             begin = self._clock()
-            rates = self._run_round(pass_id, column, round_id)
+            samples = self._run_round(pass_id, column, round_id)
             self._round_seconds[column] = self._clock() - begin
-            if not rates:
+            if not samples:
                 return
+            if round_id == 0:
+                self._warm_up(column, samples, ends)
             left = self._left(column, self._num_rounds - round_id, ends, later)
             title = "warm-up" if round_id == 0 else f"round {round_id}/{self._num_rounds}"
-            shown = "  ".join(f"{name} {rate:.1f}" for name, rate in rates.items())
+            shown = "  ".join(f"{name} {got.rate:.1f}" for name, got in samples.items())
             self._say(f"pass {pass_id}/{NUM_PASSES}, {column}, {title}: {shown} tok/s; {show_left(left)}")
 
-    def _run_round(self, pass_id: int, column: Column, round_id: int) -> dict[str, float]:
-        """Every able arm once; returns their rates."""
+    def _warm_up(self, column: Column, samples: Mapping[str, Sample], ends: float) -> None:
+        """Further discarded rounds of other prompts, until arms that adapt have had their steps.
+
+        Short of time there are fewer: what is judged comes first.
+        """
+        began = self._clock()
+        needed = MIN_ROUNDS * self._round_seconds[column]
+        for arm in self._able(column):
+            got = samples.get(arm.name)
+            if arm.role != "adaptive" or got is None or got.num_steps is None:
+                continue
+            num_steps, seconds, repeat = got.num_steps, 0.0, NUM_PASSES * (self._num_rounds + 1)
+            with self._failing(arm, column):
+                while num_steps < self._warmup_steps and self._clock() + seconds + needed <= ends:
+                    begin = self._clock()
+                    num_steps += (
+                        self._targets[arm.name].run(self._workload.work(column, repeat)).num_steps or 1
+                    )
+                    seconds, repeat = self._clock() - begin, repeat + 1
+            self._say(f"pass 1/{NUM_PASSES}, {column}, warm-up: {arm.name} has had {num_steps} steps")
+        self._warmup_seconds = self._clock() - began
+
+    def _run_round(self, pass_id: int, column: Column, round_id: int) -> dict[str, Sample]:
+        """Every able arm once."""
         work = self._workload.work(column, (pass_id - 1) * (self._num_rounds + 1) + round_id)
         arms = self._able(column)
         shift = round_id % len(arms)
         turns = arms[shift:] + arms[:shift]
         if pass_id == 2:
             turns.reverse()
-        rates = {}
+        samples = {}
         for arm in turns:
             with self._failing(arm, column):
                 self._pause(PAUSE)
                 begin = self._clock() - self._began
                 got = self._targets[arm.name].run(work)
-                rates[arm.name] = got.rate
+                samples[arm.name] = got
                 if round_id > 0:
                     self.measurements.append(Measurement(column, arm.name, pass_id, round_id, begin, got))
-        return {arm.name: rates[arm.name] for arm in arms if arm.name in rates}
+        return {arm.name: samples[arm.name] for arm in arms if arm.name in samples}
 
     def _able(self, column: Column) -> list[Arm]:
         """The arms that have not failed at this column, or altogether."""
@@ -154,7 +193,9 @@ class Sweep:
         try:
             yield
         except Exception as error:
-            is_final = column is None or isinstance(error, EngineDeadError)
+            if column is None and isinstance(error, ModelError):
+                raise
+            is_final = column is None or isinstance(error, EngineDeadError | ArmGoneError)
             reason = one_line(error)
             self.failures.append(Failure(arm.name, None if is_final else column, reason))
             where = "" if is_final else f" at {column}"
@@ -177,7 +218,7 @@ class Sweep:
         others = 0.0
         for pass_id, other in later:
             rounds = self._num_rounds + (pass_id == 1)
-            others += rounds * self._expected(other)
+            others += rounds * self._expected(other) + (pass_id == 1) * self._warmup_seconds
         if self._max_seconds is not None:
             others = min(others, max(0.0, self._began + self._max_seconds - self._clock() - mine))
         return mine + others

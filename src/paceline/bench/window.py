@@ -4,7 +4,8 @@
       |---- not counted ----|=============== window ================|---- not counted ----|
 
 Inside the window the load is what the column says. Prompts of later jobs are worked on inside it, as in
-service. Tokens are counted when they are delivered. Knows nothing of engines.
+service. Tokens are counted when they are delivered, so answers may be of any lengths. Knows nothing of
+engines.
 """
 
 from __future__ import annotations
@@ -31,6 +32,11 @@ class Trace:
     @property
     def num_tokens(self) -> float:
         return sum(num for _, num in self.pieces)
+
+    @property
+    def first(self) -> float | None:
+        """When the answer began, or ended without anything to read; None: neither was seen."""
+        return self.pieces[0][0] if self.pieces else self.end
 
     @property
     def tpot(self) -> float | None:
@@ -119,6 +125,7 @@ class Sample:
     ttft: float  # seconds to the first token, likewise
     num_preemptions: int = 0
     speculation: Speculation | None = None
+    num_steps: int | None = None  # of the engine, inside the window and before it; None: nobody counts them
 
 
 def sample(
@@ -126,16 +133,18 @@ def sample(
     concurrency: int,
     num_preemptions: int = 0,
     speculation: Speculation | None = None,
+    num_steps: int | None = None,
 ) -> Sample:
     """What a run comes to.
 
     Args:
-        traces: in the order of their jobs, the first `concurrency` submitted at once.
+        traces: of what was submitted, in that order; the first `concurrency` at once, a client each, and
+            then one for each that ended, until a client found no job left.
 
     Raises:
         PacelineError: there is no such window.
     """
-    firsts = [trace.pieces[0][0] for trace in traces[:concurrency] if trace.pieces]
+    firsts = [first for trace in traces[:concurrency] if (first := trace.first) is not None]
     ends = sorted(trace.end for trace in traces if trace.end is not None)
     place = len(traces) - concurrency
     if len(firsts) < concurrency or place >= len(ends) or ends[place] <= max(firsts):
@@ -144,6 +153,8 @@ def sample(
         )
     begin, end = max(firsts), ends[place]
     num_tokens = sum(num for trace in traces for time, num in trace.pieces if begin < time <= end)
+    if not num_tokens:
+        raise PacelineError("answers are empty: the model ends them at once")
     paces = [trace.tpot for trace in traces if trace.tpot is not None]
     waits = [trace.pieces[0][0] - trace.begin for trace in traces if trace.pieces]
     return Sample(
@@ -154,4 +165,5 @@ def sample(
         ttft=statistics.median(waits),
         num_preemptions=num_preemptions,
         speculation=speculation,
+        num_steps=num_steps,
     )

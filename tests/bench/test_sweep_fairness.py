@@ -1,0 +1,99 @@
+"""What makes a sweep fair: loads are met before they count, tokens count whatever the lengths, kinds stay."""
+
+from __future__ import annotations
+
+import pytest
+from priced_bench import CONFIG, LOADS, PRICES, Bench
+from priced_engine import Clock, PricedEngine, Prices, Words, built, prompts
+
+from paceline.bench.arms import Arm, arm_of
+from paceline.bench.local import Launched, LocalTarget
+from paceline.bench.sweep import Target
+from paceline.bench.workload import Column, Prompt, Work, Workload
+
+
+def test_arms_that_adapt_have_met_the_load_before_they_count() -> None:
+    arms = (arm_of("plain"), arm_of("1"), arm_of("auto"))
+    bench = Bench(*arms)
+    bench.sweep(loads=(1, 4), num_rounds=2).run()
+    alone = bench.runs
+    bench = Bench(*arms)
+    sweep = bench.sweep(loads=(1, 4), num_rounds=2, warmup_steps=1000)
+    steps: dict[int, int] = {1: 0, 4: 0}
+    opened = bench.open
+
+    def counting(arm: Arm) -> Target:
+        target = opened(arm)
+
+        class Counted:
+            def run(self, work: Work):  # type: ignore[no-untyped-def]
+                got = target.run(work)
+                if arm.name == "auto" and all(m.column != work.column for m in sweep.measurements):
+                    steps[work.column.concurrency] += got.num_steps
+                return got
+
+        return Counted()
+
+    sweep._open_target = counting
+    sweep.run()
+    assert all(1000 <= num < 1400 for num in steps.values()), steps
+    extra = [run for run in bench.runs if run not in alone]
+    assert {name for name, _ in extra} == {"auto"}, "others have one round of warm-up"
+    assert len({work.jobs[0].seed for _, work in extra}) > 2, "of other prompts"
+    assert [run for run in bench.runs if run in alone] == alone
+    assert len(sweep.measurements) == 2 * 2 * 2 * 3
+    assert any("warm-up: auto has had 1" in line for line in bench.said)
+
+
+def test_short_of_time_the_warm_up_gives_way_to_what_counts() -> None:
+    arms = (arm_of("plain"), arm_of("auto"))
+    bench = Bench(*arms)
+    bench.sweep(num_rounds=2).run()
+    limit = 1.2 * bench.clock.now
+    bench = Bench(*arms)
+    sweep = bench.sweep(num_rounds=2, warmup_steps=100_000, max_seconds=limit)
+    sweep.run()
+    assert bench.clock.now <= limit
+    assert len(sweep.measurements) == len(LOADS) * 2 * 2 * 2
+
+
+def lengths(request) -> int:  # type: ignore[no-untyped-def]
+    return 6 + request.params.seed * 7 % 50
+
+
+@pytest.mark.parametrize("load", LOADS)
+@pytest.mark.parametrize("depth", [0, 1, 3])
+def test_answers_of_uneven_lengths_count_by_their_tokens(load: int, depth: int) -> None:
+    clock = Clock()
+    engine = PricedEngine(clock, PRICES, lambda _: depth, 4, ends_at=lengths)
+    target = LocalTarget(Launched(CONFIG, built(engine)), Words(), None, clock)  # type: ignore[arg-type]
+    work = Workload(prompts(), 64, 6400, natural_stop=True).work(Column(0.0, None, load), 0)
+    got = target.run(work)
+    assert got.num_tokens < 0.8 * work.num_tokens
+    # A prompt's step gives its row one token, as a plain one does, and answers' last blocks are cut.
+    assert got.rate == pytest.approx(PRICES.rate(load, depth), rel=0.02 + 0.05 * depth)
+    engine.ends_at = lambda request: 1
+    assert target.run(work).rate == pytest.approx(PRICES.rate(load, 0), rel=0.01)
+    fixed = Workload(prompts(), 64, 6400).work(Column(0.0, None, load), 0)
+    assert target.run(fixed).num_tokens > 0.9 * (fixed.num_tokens - 64 * load)
+
+
+def test_both_kinds_of_a_mix_stay_in_flight() -> None:
+    clock = Clock()
+    seen: list[list[float]] = []
+
+    class Watched(PricedEngine):
+        def step(self):  # type: ignore[no-untyped-def]
+            seen.append(sorted(entry[0].params.temperature for entry in self.live.values()))
+            return super().step()
+
+        def _depth(self, request, num_decoding: int) -> int:  # type: ignore[no-untyped-def]
+            return 4 if request.params.temperature == 0.0 else 0  # the easy ones are much faster
+
+    engine = Watched(clock, Prices(acceptance=1.0), lambda _: 0, 4)
+    target = LocalTarget(Launched(CONFIG, built(engine)), Words(), None, clock)  # type: ignore[arg-type]
+    mix = [Prompt(f"prompt {i}", 2.0 * (i % 2)) for i in range(8)]
+    got = target.run(Workload(mix, 50, 1000).work(Column(0.7, None, 4), 0))
+    assert len(seen) == got.num_steps
+    assert all(temperatures == [0.0, 0.0, 2.0, 2.0] for temperatures in seen)
+    assert got.rate == pytest.approx((2 * 5 + 2) / (0.010 + 0.001 * (2 * 5 + 2)), rel=0.1)
