@@ -42,7 +42,7 @@ def drafter_of(draft: Draft, tables: torch.Tensor | None = None) -> tuple[Eagle3
 def round_of(texts: Texts, lengths: dict[int, int], depths: tuple[int, ...]) -> Round:
     """Rows, in this order, with n tokens each that have been through the target."""
     rows, n = torch.tensor(list(lengths)), torch.tensor(list(lengths.values()))
-    return Round(rows, texts.token_ids[rows, n], n, depths)
+    return Round(rows, texts.token_ids[rows, n], n, depths, max(lengths.values()))
 
 
 def settle_prompts(drafter: Eagle3Drafter, texts: Texts, lengths: dict[int, int]) -> None:

@@ -15,13 +15,12 @@ WIDTH = 24
 
 
 def reference(known: list[int], depth: int, min_n: int, max_n: int) -> list[int]:
-    """The longest suffix that stood before, its most recent place, and what followed there."""
+    """The longest suffix that stood before, its most recent place, and what followed, again and again."""
     for n in range(max_n, min_n - 1, -1):
         suffix = known[-n:]
         for start in range(len(known) - n - 1, -1, -1):
             if known[start : start + n] == suffix:
-                following = known[start + n :][:depth]
-                return following + [NO_DRAFT] * (depth - len(following))
+                return (known[start + n :] * depth)[:depth]
     return [NO_DRAFT] * depth
 
 
@@ -57,9 +56,9 @@ def test_both_lookups_equal_the_definition(known: list[list[int]], depth: int, m
     ("known", "expected"),
     [
         ([1, 2, 3, 4, 1, 2], [3, 4, 1]),  # bigram
-        ([2, 5, 1, 2, 6, 2], [6, 2, -1]),  # the most recent of two places, up to the newest token
+        ([2, 5, 1, 2, 6, 2], [6, 2, 6]),  # the most recent of two places; behind the newest token, over again
         ([3, 1, 2, 9, 8, 2, 5, 4, 3, 1, 2], [9, 8, 2]),  # a longer match that lies further back
-        ([1, 1, 1], [1, -1, -1]),  # a place may overlap the suffix
+        ([1, 1, 1], [1, 1, 1]),  # a place may overlap the suffix
         ([1, 2, 3], [-1, -1, -1]),
         ([1], [-1, -1, -1]),
     ],
@@ -70,7 +69,7 @@ def test_the_drafter_reads_on_from_the_longest_then_latest_place(
     token_ids = history([[], known])
     drafter = NgramDrafter(token_ids, min_n=1, max_n=3)
     n = len(known) - 1
-    drafting = Round(torch.tensor([1]), torch.tensor(known[-1:]), torch.tensor([n]), (3,))
+    drafting = Round(torch.tensor([1]), torch.tensor(known[-1:]), torch.tensor([n]), (3,), n)
     assert drafter.propose(drafting, refuse).tolist() == [expected]
     assert drafter.capture == ()
 
@@ -79,5 +78,5 @@ def test_the_history_is_read_when_asked() -> None:
     token_ids = history([[1, 2, 3, 1]])
     drafter = NgramDrafter(token_ids, min_n=1, max_n=2)
     token_ids[0, 4:6] = torch.tensor([2, 9])
-    drafting = Round(torch.tensor([0]), torch.tensor([2]), torch.tensor([4]), (2,))
+    drafting = Round(torch.tensor([0]), torch.tensor([2]), torch.tensor([4]), (2,), 4)
     assert drafter.propose(drafting, refuse).tolist() == [[3, 1]]

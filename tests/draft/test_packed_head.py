@@ -225,7 +225,7 @@ class Pair:
         for step in range(DEPTH):
             h = (self.head._h_next if step else self.head.h)[at]
             expected = self.plain.step(token_ids, h, positions + step, self.cache.of(at))
-            logits = self.head.step(at, token_ids, positions + step, step > 0)
+            logits = self.head.step(at, token_ids, positions + step, MAX_LEN, step > 0)
             for ours, theirs in zip((logits, self.head._h_next[at]), expected, strict=True):
                 error = (ours - theirs) / theirs.square().mean().sqrt()
                 assert float(error.abs().max()) < bound
@@ -277,10 +277,10 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch(team: Team, kind: Kind) 
 
     rows, positions, token_ids = step.rows, step.batch.positions[step.last], together.tokens(len(pieces))
     for depth in range(DEPTH):
-        logits = together.head.step(rows, token_ids, positions + depth, depth > 0).clone()
+        logits = together.head.step(rows, token_ids, positions + depth, MAX_LEN, depth > 0).clone()
         for i in range(len(rows)):
             at = slice(i, i + 1)
-            one_logits = alone.head.step(rows[at], token_ids[at], positions[at] + depth, depth > 0)
+            one_logits = alone.head.step(rows[at], token_ids[at], positions[at] + depth, MAX_LEN, depth > 0)
             assert torch.equal(one_logits, logits[at])
         assert torch.equal(alone.head._h_next, together.head._h_next)
         token_ids = together.head.vocabulary[logits.argmax(-1)]
@@ -295,13 +295,13 @@ def test_the_first_rows_of_a_step_may_go_on(team: Team, norm_output: bool) -> No
     token_ids = [pair.tokens(NUM_ROWS), pair.tokens(2)]
 
     def chain() -> list[torch.Tensor]:
-        first = pair.head.step(rows, token_ids[0], positions, False).clone()
-        return [first, pair.head.step(rows[:2], token_ids[1], positions[:2] + 1, True).clone()]
+        first = pair.head.step(rows, token_ids[0], positions, MAX_LEN, False).clone()
+        return [first, pair.head.step(rows[:2], token_ids[1], positions[:2] + 1, MAX_LEN, True).clone()]
 
     free = chain()
-    alone = pair.head.step(rows[:2], token_ids[0][:2], positions[:2], False).clone()
+    alone = pair.head.step(rows[:2], token_ids[0][:2], positions[:2], MAX_LEN, False).clone()
     assert torch.equal(alone, free[0][:2])
-    assert torch.equal(pair.head.step(rows[:2], token_ids[1], positions[:2] + 1, True), free[1])
+    assert torch.equal(pair.head.step(rows[:2], token_ids[1], positions[:2] + 1, MAX_LEN, True), free[1])
     assert all(torch.equal(a, b) for a, b in zip(chain(), free, strict=True))
 
 

@@ -42,7 +42,7 @@ def expect_exact(head: TorchHead, plain: Eagle3Head, texts: Texts, lengths: list
     """One draft step of every row that has settled, and all K/V before it, are those of whole sequences."""
     rows = torch.tensor([row for row, n in enumerate(lengths) if n])
     n = torch.tensor(lengths)[rows]
-    logits = head.step(rows, texts.token_ids[rows, n], n - 1, False)
+    logits = head.step(rows, texts.token_ids[rows, n], n - 1, int(n.max()) - 1, False)
     for i, row in enumerate(rows.tolist()):
         known = slice(0, lengths[row])
         token_ids, true_features = texts.token_ids[row], texts.features[row, known]
@@ -78,7 +78,9 @@ def test_drafting_leaves_nothing_that_settling_does_not_overwrite() -> None:
     settle(head, texts, [[Piece(row, 0, n) for row, n in enumerate(lengths)]])
     rows, token_ids = torch.arange(NUM_ROWS), texts.token_ids[range(NUM_ROWS), lengths]
     for step in range(4):
-        logits = head.step(rows, token_ids, torch.tensor(lengths) - 1 + step, step > 0)
+        logits = head.step(
+            rows, token_ids, torch.tensor(lengths) - 1 + step, max(lengths) - 1 + step, step > 0
+        )
         token_ids = head.vocabulary[logits.argmax(-1)]
     expect_exact(head, plain, texts, lengths)
     settle(head, texts, [[Piece(row, n, 2, num_junk=2) for row, n in enumerate(lengths)]])
@@ -93,7 +95,7 @@ def test_drafting_beyond_all_pages_touches_no_row() -> None:
     for step in range(PAGE_SIZE + 2):
         full = torch.tensor([0, 2])
         positions = torch.tensor([MAX_LEN, MAX_LEN - 1]) + step
-        assert head.step(full, torch.tensor([1, 2]), positions, step > 0).isfinite().all()
+        assert head.step(full, torch.tensor([1, 2]), positions, MAX_LEN + step, step > 0).isfinite().all()
     expect_exact(head, plain, texts, lengths)
 
 
@@ -145,7 +147,7 @@ def test_bfloat16_pages_stay_near_exact_ones() -> None:
     logits = []
     for head in (exact, rounded):
         settle(head, texts, [[Piece(0, 0, 9)]])
-        logits.append(head.step(torch.tensor([0]), texts.token_ids[0, 9:10], torch.tensor([8]), False))
+        logits.append(head.step(torch.tensor([0]), texts.token_ids[0, 9:10], torch.tensor([8]), 8, False))
     assert logits[1].dtype == torch.float32
     error = (logits[1] - logits[0]).square().mean().sqrt()
     assert 0 < error < 0.02 * logits[0].square().mean().sqrt()

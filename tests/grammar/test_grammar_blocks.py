@@ -321,7 +321,7 @@ def test_drafts_are_chosen_within_the_grammar(rows: Rows, temperature: float, kn
         logits = torch.full((5, VOCAB_SIZE), -torch.inf)
         logits[:, columns] = torch.randn(5, len(columns), generator=torch.Generator().manual_seed(seed)) * 3
         cursor = rows.drafting.cursor(0)
-        drafting = Round(torch.tensor([0]), torch.tensor([2]), torch.tensor([1]), (5,))
+        drafting = Round(torch.tensor([0]), torch.tensor([2]), torch.tensor([1]), (5,), 1)
         choose = CoupledChoice(state, drafting, {0: cursor})
         drafts = [int(choose(step, logits[step : step + 1, columns], vocabulary)) for step in range(5)]
         words = _plainly(rows, state, logits)

@@ -138,7 +138,7 @@ def test_the_drafter_that_is_the_target_draws_the_targets_tokens(data: st.DataOb
     state = state_of(batch)
     positions = torch.tensor([answer.position for answer in batch])
     drafting = Round(
-        torch.arange(len(batch)), positions * 0, positions - 1, tuple(len(a.drafts) for a in batch)
+        torch.arange(len(batch)), positions * 0, positions - 1, tuple(len(a.drafts) for a in batch), 10**6
     )
     choose = CoupledChoice(state, drafting)
     chosen: list[list[int]] = [[] for _ in batch]
@@ -193,7 +193,7 @@ def test_kernels_draw_as_torch_in_any_vocabulary(data: st.DataObject) -> None:
 
 def test_top_probabilities(make_state: Any, random_logits: Any) -> None:
     state = make_state(50, {"temperature": 0.0}, {"logit_bias": {3: 9.0}}, {"top_k": 2}, {})
-    drafting = Round(torch.arange(4), torch.zeros(4), torch.full((4,), 5), (3, 2, 2, 1))
+    drafting = Round(torch.arange(4), torch.zeros(4), torch.full((4,), 5), (3, 2, 2, 1), 5)
     choose = CoupledChoice(state, drafting, asking=[0, 1, 3])
     wanted = torch.zeros(4, 3)
     for step in range(3):
@@ -211,7 +211,7 @@ def test_a_drafter_gone_mad_does_no_harm(make_state: Any) -> None:
     """NaN and infinities: some token of its vocabulary, and a probability that is a number."""
     state = make_state(9, {"temperature": 0.0}, {}, {"top_p": 0.5}, {"presence_penalty": 1.0})
     rows = torch.arange(4)
-    drafting = Round(rows, rows, torch.full((4,), 5), (1, 1, 1, 1))
+    drafting = Round(rows, rows, torch.full((4,), 5), (1, 1, 1, 1), 5)
     for value in (torch.nan, torch.inf, -torch.inf):
         choose = CoupledChoice(state, drafting, asking=[0, 1, 2, 3])
         drafts = choose(0, torch.full((4, 3), value), torch.tensor([2, 4, 8]))

@@ -44,7 +44,7 @@ def look(target: Target, run: Run, name: str) -> State:
     target.own_drafter.wait()
     keys, values = _read(target, row, length)
     newest = rows.token_ids[row, length : length + 1]
-    drafting = Round(torch.tensor([row]), newest.clone(), torch.tensor([length]), (DEPTH,))
+    drafting = Round(torch.tensor([row]), newest.clone(), torch.tensor([length]), (DEPTH,), length)
     choose, seen = CoupledChoice(target.worker._sampler, drafting), []
 
     def noted(step: int, logits: torch.Tensor, vocabulary: torch.Tensor | None) -> torch.Tensor:

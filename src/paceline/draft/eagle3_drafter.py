@@ -48,7 +48,7 @@ class Eagle3Drafter:
                 if depths[len(rows) - 1] <= step:  # some rows end here
                     count = drafting.num_at(step)
                     rows, positions, token_ids = rows[:count], positions[:count], token_ids[:count]
-            logits = self._head.step(rows, token_ids, positions, step > 0)
+            logits = self._head.step(rows, token_ids, positions, drafting.longest - 1 + step, step > 0)
             token_ids = choose(step, logits, self._vocabulary)
             chosen.append(token_ids)
         return _side_by_side(chosen)

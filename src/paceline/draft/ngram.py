@@ -18,7 +18,8 @@ class NgramDrafter:
     """A `Drafter` over the rows' histories.
 
     Of the suffixes of a row's known tokens, `min_n` to `max_n` long, the longest that stood before counts,
-    and of its places the most recent. What followed it is proposed, as far as it is known.
+    and of its places the most recent. What followed it is proposed, over and over where the depth goes beyond
+    the newest token: the text has begun to repeat itself then.
 
     Args:
         token_ids: int64 [rows, max_len + 1], the rows' tokens; read anew at every call.
@@ -65,6 +66,7 @@ def look_up(
         agrees = agrees & (history.roll(back, 1) == wanted) & (ends >= back)
         num_agreeing += agrees
     best = (num_agreeing * width + ends).amax(1, keepdim=True)  # the longest; among them, the last
-    following = best % width + 1 + torch.arange(depth, device=history.device)
-    is_known = (best >= min_n * width) & (following <= newest)
-    return history.gather(1, following.clamp(max=width - 1)).where(is_known, NO_DRAFT)
+    end = best % width
+    period = (newest - end).clamp(min=1)  # 0 where nothing was found
+    following = end + 1 + torch.arange(depth, device=history.device) % period
+    return history.gather(1, following.clamp(max=width - 1)).where(best >= min_n * width, NO_DRAFT)

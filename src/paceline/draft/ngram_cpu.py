@@ -38,5 +38,6 @@ def _look_up(token_ids: _Ints, rows: _Ints, lengths: _Ints, min_n: int, max_n: i
             if agreeing > longest:
                 longest, follows = agreeing, end + 1
         if longest >= min_n:
-            for j in range(min(drafts.shape[1], newest - follows + 1)):
-                drafts[i, j] = history[follows + j]
+            period = newest - follows + 1
+            for j in range(drafts.shape[1]):
+                drafts[i, j] = history[follows + j % period]

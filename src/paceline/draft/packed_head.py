@@ -167,7 +167,7 @@ class PackedHead:
         self._team.finish()
 
     def step(
-        self, rows: torch.Tensor, token_ids: torch.Tensor, positions: torch.Tensor, goes_on: bool
+        self, rows: torch.Tensor, token_ids: torch.Tensor, positions: torch.Tensor, last: int, goes_on: bool
     ) -> torch.Tensor:
         """See `PagedHead`."""
         rows, token_ids, positions = (x.contiguous() for x in (rows, token_ids, positions))

@@ -47,7 +47,7 @@ class PagedHead(Protocol):
         ...
 
     def step(
-        self, rows: torch.Tensor, token_ids: torch.Tensor, positions: torch.Tensor, goes_on: bool
+        self, rows: torch.Tensor, token_ids: torch.Tensor, positions: torch.Tensor, last: int, goes_on: bool
     ) -> torch.Tensor:
         """One draft step: writes each pair's K and V and attends over its row up to it.
 
@@ -55,6 +55,7 @@ class PagedHead(Protocol):
             rows: int64 [B], distinct.
             token_ids: int64 [B], target ids.
             positions: int64 [B], of the pairs: one less than the token's own.
+            last: known on the host: no position exceeds it.
             goes_on: from the rows' last draft step, not from their `h`.
 
         Returns:

@@ -26,6 +26,7 @@ class Round:
     token_ids: torch.Tensor  # int64 [B]; x_n, the newest known token
     lengths: torch.Tensor  # int64 [B]; n, the positions that have been through the target
     depths: tuple[int, ...]  # [B], descending, each at least 1
+    longest: int  # known on the host: no length exceeds it
 
     def num_at(self, step: int) -> int:
         """How many of the rows, from the first, make draft number `step` (from 0)."""

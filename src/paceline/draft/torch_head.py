@@ -104,16 +104,11 @@ class TorchHead:
         self.h = torch.zeros(len(tables), c.hidden_size, device=tables.device)
         self._h_next = torch.zeros_like(self.h)  # of each row's latest draft step
         self._head = head
-        # No pair lies further: the host's bound, since reading positions from a device would halt it.
-        self._longest = 0
-        self._num_steps = 0  # draft steps since the target's last
 
     def settle(self, settled: Settled) -> None:
         """See `PagedHead`."""
         batch = settled.batch
-        _, q_lens, starts, segment_rows = batch.segments.T
-        self._longest = max(self._longest, int((starts + q_lens).max(initial=0)))
-        self._num_steps = 0
+        _, q_lens, _, segment_rows = batch.segments.T
         assert settled.features is not None
         h = self._head.fuse(settled.features)
         k, v = self._head.settle(settled.next_ids, h, batch.positions)
@@ -125,11 +120,10 @@ class TorchHead:
         """See `PagedHead`. The device's order of work is all that is needed."""
 
     def step(
-        self, rows: torch.Tensor, token_ids: torch.Tensor, positions: torch.Tensor, goes_on: bool
+        self, rows: torch.Tensor, token_ids: torch.Tensor, positions: torch.Tensor, last: int, goes_on: bool
     ) -> torch.Tensor:
         """See `PagedHead`."""
-        attend = partial(self._attend, rows, self._longest + self._num_steps)
-        self._num_steps += 1
+        attend = partial(self._attend, rows, last + 1)  # the host's: reading positions would halt a device
         h = (self._h_next if goes_on else self.h).index_select(0, rows)
         logits, h = self._head.step(token_ids, h, positions, attend)
         self._h_next.index_copy_(0, rows, h)

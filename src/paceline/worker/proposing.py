@@ -99,7 +99,8 @@ def _round(plan: Plan, places: list[int], rows: RowState) -> Round:
     steps = [plan.rows[i] for i in places]
     row_ids = np.array([s.row for s in steps], np.int64)
     num_new = np.array([s.query_len for s in steps], np.int64)
-    return Round(*rows.newest(row_ids, num_new), tuple(_depth(s) for s in steps))
+    longest = int((rows.start_bound[row_ids] + num_new).max()) - 1
+    return Round(*rows.newest(row_ids, num_new), tuple(_depth(s) for s in steps), longest)
 
 
 def placed(
