@@ -186,8 +186,8 @@ def _off(rows: Mapping[str, Row]) -> str:
         pieces.append(
             "The engines take turns of a dozen steps, of which the last eight count; the ratio is the median "
             "over pairs of turns, with its bootstrap interval. Settling goes on beside the host's work "
-            "between two steps, on the kernel thread that is idle then, and little of it is in the caller's time. By "
-            "itself: with both threads at it, and waited for."
+            "between two steps, on the kernel thread that is idle then, and little of it is in the caller's "
+            "time. By itself: with both threads at it, and waited for."
         )
     if shares := rows.get("off-shares"):
         pieces.append(

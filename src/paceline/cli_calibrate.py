@@ -91,6 +91,7 @@ def _data(found: Calibrated, rows: Sequence[int], depths: Sequence[int]) -> dict
     return {
         "measured_on": dict(found.measured_on),
         "seconds": found.seconds,
+        "spread": found.spread,
         "path": str(found.path),
         "costs": found.costs.to_dict(),
         "best_depth": [
@@ -112,18 +113,23 @@ def _text(found: Calibrated, rows: Sequence[int], depths: Sequence[int]) -> str:
     best = [[f"{a:.1f}", *(str(best_depth(costs, num, a, depths)) for num in rows)] for a in ACCEPTANCES]
     how = "known from before" if found.seconds is None else f"measured in {found.seconds:.1f} s"
     per_row, per_context, per_query = costs.row_seconds, costs.context_seconds, costs.query_seconds
+    spread = "not known" if found.spread is None else f"{100 * found.spread:.0f} %"
     lines = [
         f"{on['model']} on {on['device']}, {how}",
+        f"spread of repeated timings of a step: {spread} (standard deviation, the median of all steps)",
         "",
-        "A step of so many tokens, ms",
+        "Target step in ms, by tokens that go through it",
         *_table([["tokens", *map(str, sizes)], ["ms", *(f"{1e3 * costs.tokens(num):.1f}" for num in sizes)]]),
-        f"and {1e3 * per_row:.3f} for each request, {1e6 * per_context:.2f} for a thousand tokens of its",
-        f"context, and {1e6 * per_query:.2f} again for each token that looks at them",
+        "to which are added",
+        f"  {1e3 * per_row:.3f} ms for each request",
+        f"  {1e6 * per_context:.3f} ms for each thousand tokens of context, over all requests",
+        f"  {1e6 * per_query:.3f} ms for each thousand tokens of context and each token that attends to them",
         "",
-        "Drafting, ms by requests and depth",
+        "Drafting in ms, a line for each number of requests, a column for each depth",
         *_table([["", *map(str, depths[1:])], *drafts]),
         "",
-        f"Best depth by acceptance and requests, each with {CONTEXT_LEN} tokens of context",
+        "Best depth, a line for each chance that a draft is accepted, a column for each number of requests",
+        f"(each with {CONTEXT_LEN} tokens of context)",
         *_table([["", *map(str, rows)], *best]),
         "",
         f"kept in {found.path}",

@@ -47,6 +47,7 @@ def test_measures_shows_and_measures_again(model: Path, capsys: pytest.CaptureFi
 
     text = run()
     assert "known from before" in text
+    assert f"spread of repeated timings of a step: {100 * first['spread']:.0f} %" in text
     assert str(first["path"]) in text
     tokens, ms = re.search(r"tokens (.*)\n +ms (.*)\n", text).groups()  # type: ignore[union-attr]
     shown = dict(zip(map(int, tokens.split()), map(float, ms.split()), strict=True))
@@ -54,6 +55,11 @@ def test_measures_shows_and_measures_again(model: Path, capsys: pytest.CaptureFi
     assert shown[4] == pytest.approx(1e3 * costs.tokens(4), abs=0.051)
 
     assert "measured in" in run("--force")
+
+    content = json.loads(Path(first["path"]).read_text())
+    del content["spread"]
+    Path(first["path"]).write_text(json.dumps(content))
+    assert "spread of repeated timings of a step: not known" in run()
 
 
 def test_refuses_where_nothing_can_be_drafted(model: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -306,6 +306,28 @@ def test_a_shared_prefix_is_computed_once():
     assert stats.num_prompt_tokens_cached == cached
 
 
+def test_the_policy_is_told_of_prompt_tokens_without_cached_ones():
+    """A prompt that is in the cache makes no step long."""
+    driver = Driver(num_pages=100, page_size=16, max_model_len=1000, max_num_batched_tokens=512)
+    told, policy = [], driver.scheduler._steering.policy
+    decide = policy.decide
+
+    def noted(load, rows):
+        told.append(load.num_prompt_tokens)
+        return decide(load, rows)
+
+    policy.decide = noted
+    shared = tokens(200)
+    driver.add(make_request("first", shared, max_tokens=40))
+    driver.step()
+    driver.step()
+    driver.add(make_request("second", [*shared, *tokens(20, 2)], max_tokens=4))
+    driver.step()
+    assert told == [0, 220 - 200 // 16 * 16]
+    assert driver.worker.plans[-1].num_tokens == 1 + told[-1]
+    driver.drain()
+
+
 def test_the_last_prompt_token_is_always_computed():
     driver = Driver()
     for name in ("first", "again"):

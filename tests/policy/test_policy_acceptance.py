@@ -100,6 +100,27 @@ def test_rows_are_told_apart_and_slowly_forgotten() -> None:
     assert fresh.kind == COMMON_KIND
 
 
+def test_a_prior_is_no_evidence() -> None:
+    known, row = Acceptance(2, AcceptanceConfig(prior=0.2, prior_weight=100)), RowEvidence()
+    assert known.optimistic() == (1.0, 1.0)
+    rounds(known, row, 1, 1, 100)
+    assert known.conditional[0] < 0.6
+    assert known.optimistic()[0] == 1.0  # as seen
+    assert not known.is_known
+
+
+def test_what_is_known_can_be_doubted() -> None:
+    known, row = Acceptance(2), RowEvidence()
+    rounds(known, row, 0, 2, 200)
+    assert known.is_known
+    before = known.conditional[0]
+    known.doubt()
+    assert not known.is_known
+    assert before < known.conditional[0] < 0.15
+    rounds(known, row, 2, 2, 30)
+    assert known.conditional[0] > 0.4  # few new rounds outweigh the old ones
+
+
 def test_nothing_is_learnt_from_nothing() -> None:
     known = Acceptance(3)
     before = known.conditional

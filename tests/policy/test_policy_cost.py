@@ -61,6 +61,22 @@ def test_a_fit_gives_back_what_was_measured() -> None:
     assert model.is_measured
 
 
+def test_long_contexts_do_not_bend_the_curve_of_tokens() -> None:
+    """Attention that costs more than in proportion is no business of the tokens'."""
+    target = [TargetSample(m, m, 64 * m, 0.004 + 0.001 * m) for m in (1, 4, 16)]
+    for m, more in ((1, 1e-3), (4, 9e-3)):
+        target.append(TargetSample(m, m, 2048 * m, 0.004 + 0.001 * m + more))
+    model = CostModel.fit(target, [DraftSample(1, 1, 0.001)])
+    for m in (1, 4, 16):
+        assert model.target_seconds(m, Load(m, 64 * m)) == pytest.approx(0.004 + 0.001 * m)
+
+
+def test_what_prompts_add() -> None:
+    load = Load(4, 400, 256)
+    alone = TRUE.target_seconds(4, load._replace(num_prompt_tokens=0))
+    assert TRUE.prompt_seconds(4, 256) == pytest.approx(TRUE.target_seconds(4, load) - alone)
+
+
 def test_ragged_drafts_are_paid_by_the_rows_that_draft() -> None:
     load = Load(3, 0)
     rows = [("", 2), ("", 1), ("", 0)]

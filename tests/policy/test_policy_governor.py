@@ -79,9 +79,10 @@ class TestLoad:
         assert Counter(d.depth for d in server.decisions[1000:])[0] > 1900
         begin = len(server.decisions)
         server.run(60, 1)
-        best = server.best(1)
-        assert Counter(d.depth for d in server.decisions[begin + 10 :]).most_common(1)[0][0] == best
-        assert Counter(d.depth for d in server.decisions[begin : begin + 10])[best] >= 6
+        good = {k for k in range(5) if server.true_rate(1, k) > 0.95 * server.true_rate(1, server.best(1))}
+        assert good == {2, 3}
+        assert Counter(d.depth for d in server.decisions[begin + 10 :]).most_common(1)[0][0] in good
+        assert sum(d.depth in good for d in server.decisions[begin : begin + 10]) >= 6
 
     def test_acceptance_that_changes_while_off_is_noticed(self) -> None:
         chances = [HOPELESS]
@@ -89,7 +90,7 @@ class TestLoad:
         server.run(400, 24)
         assert Counter(d.depth for d in server.decisions[200:])[0] > 190
         chances[0] = EASY
-        server.run(2000, 24)
+        server.run(1600, 24)
         assert Counter(d.depth for d in server.decisions[-300:])[0] < 30
         assert server.against_best(300, 24) > 0.95
 
@@ -193,6 +194,28 @@ class TestRagged:
         assert sum(beside.depths) > sum(alone.depths)
         assert beside.predicted_seconds is not None
         assert beside.predicted_seconds > 0.2
+
+    @pytest.mark.parametrize("lie", [1 / 1.45, 1.45])
+    def test_a_wrong_price_of_prompts_is_corrected(self, lie: float) -> None:
+        governor = Governor(TRUTH)
+        server = Server(governor, noise=0.02)
+        server.run(100, 3)
+        wrong = replace(
+            TRUTH, tokens=Curve([(n, s * (lie if n > 64 else 1)) for n, s in TRUTH.tokens.points])
+        )
+        server.truth = wrong
+        for _ in range(30):
+            decision = server.round(3, num_prompt_tokens=256)
+            server.round(3)
+        assert decision.predicted_seconds == pytest.approx(server.times[-2], rel=0.1)
+        assert governor.drift == pytest.approx(1, abs=0.1)
+
+    def test_prompts_that_should_cost_nothing_teach_nothing(self) -> None:
+        free = replace(TRUTH, prompt=Curve([(0, 0.0), (1, -1.0), (512, -1.0)]))
+        governor = Governor(free)
+        decision = governor.decide(Load(1, 100, 8), (RowView(0, 4),))
+        governor.observe(Observation(decision, (0,), 0.02))
+        assert governor._memory.served.prompt_factor(1, 7) == 1.0
 
 
 @settings(max_examples=50, deadline=None)

@@ -2,52 +2,94 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Hashable
+from itertools import pairwise
 
 import pytest
 
 from paceline.policy import GuardConfig, PolicyError, ShadowConfig, ShadowResult
+from paceline.policy.doubt import LEAST, MOST, insurance
 from paceline.policy.guard import Guard
 from paceline.policy.shadow import Shadows
-from paceline.policy.warmup import NUM_VISITS, SPACING, Warmup
+from paceline.policy.warmup import NUM_CLOSE, NUM_SURE, SPACING, Warmup, is_sure, reach
 
 
 class TestWarmup:
     def test_every_depth_that_might_pay_is_visited_and_then_none(self) -> None:
         warmup, visits, ran = Warmup((0, 1, 2, 3)), {0: 0, 1: 99, 2: 0, 3: 0}, []
+        enough = {0: 3, 1: 99, 2: 99, 3: 0}
         for now in range(1, 300):
             depth = None
             if warmup.is_due(7, now):
                 depth = warmup.depth(
-                    7, now, visits.__getitem__, lambda d: 0 if d == 3 else NUM_VISITS, lambda: None
+                    7, now, visits.__getitem__, lambda d: visits[d] < enough[d], lambda: None
                 )
             ran.append(depth)
             visits[1 if depth is None else depth] += 1
-        assert {depth for depth in ran if depth is not None} == {0, 2}
-        assert visits[0] >= NUM_VISITS
-        assert visits[2] >= NUM_VISITS
+        assert (visits[0], visits[2], visits[3]) == (3, NUM_CLOSE, 0)
         assert ran[:SPACING] == [None] * SPACING
         assert ran[100:] == [None] * 199
+        explored = [now for now, depth in enumerate(ran) if depth is not None]
+        assert min(b - a for a, b in pairwise(explored)) == SPACING + 1  # one at a time
 
     def test_a_depth_that_is_never_timed_is_given_up(self) -> None:
         warmup = Warmup((0, 1))
         ran = [
-            warmup.depth(1, now, lambda d: 0, lambda d: NUM_VISITS, lambda: None)
+            warmup.depth(1, now, lambda d: 0, lambda d: True, lambda: None)
             for now in range(1, 2000)
             if warmup.is_due(1, now)
         ]
         assert len([depth for depth in ran if depth is not None]) == 40
 
-    def test_doubt_about_acceptance_drafts_for_a_while(self) -> None:
+    def test_doubt_about_acceptance_comes_first_and_drafts_for_a_while(self) -> None:
         warmup, doubts, ran = Warmup((0, 1, 2)), [2] * 12, []
         for now in range(1, 200):
             if warmup.is_due(1, now):
                 doubt = lambda: doubts.pop() if doubts else None  # noqa: E731
-                ran.append(warmup.depth(1, now, lambda d: 99, lambda d: NUM_VISITS, doubt))
-        drafted = [depth for depth in ran if depth is not None]
-        assert set(drafted) == {2}
-        assert len(drafted) == 48
+                ran.append(warmup.depth(1, now, lambda d: 0, lambda d: True, doubt))
+        assert ran[:48] == [2] * 48
+        assert set(ran[48:]) == {0}
+
+    def test_how_much_better_a_depth_may_be_shrinks_with_its_rounds(self) -> None:
+        reaches = [reach(num, 3.0, 0.05) for num in range(9)]
+        assert reaches[0] == 3.0
+        assert reaches == sorted(reaches, reverse=True)
+        assert reach(4, 3.0, 0.05) == pytest.approx(1.0513, abs=1e-4)
+
+    def test_a_surprise_is_looked_at_again(self) -> None:
+        assert is_sure(1, -0.1, 0.05)
+        assert not is_sure(1, -0.2, 0.05)
+        assert not is_sure(NUM_SURE - 1, 1.1, 0.05)
+        assert is_sure(NUM_SURE, 1.1, 0.05)
+
+
+class TestInsurance:
+    def test_nothing_served_or_nothing_measured_is_the_widest(self) -> None:
+        assert insurance({}, 1, True) == MOST
+        assert insurance({1: {1: 0.0}}, 1, False) == MOST
+
+    def test_what_one_load_confirms_holds_for_others_and_a_lie_widens_it_again(self) -> None:
+        by_load = {1: 0.02}
+        assert insurance({1: by_load}, 1, True) == LEAST
+        by_load[9] = -1.1
+        assert insurance({1: by_load}, 1, True) == MOST
+        narrower = []
+        for load in range(10, 15):
+            by_load[load] = 0.0
+            narrower.append(insurance({1: by_load}, 1, True))
+        assert narrower == sorted(narrower, reverse=True)
+        assert narrower[0] == pytest.approx(3.0, abs=0.01)  # half of 1.1, twice
+        assert narrower[-1] == LEAST
+
+    def test_a_depth_that_was_not_served_is_as_its_nearest_and_a_little_more(self) -> None:
+        surprises = {1: {1: 0.0}, 4: {1: 0.3}}
+        found = [insurance(surprises, depth, True) for depth in range(7)]
+        sure, wide = 1.0, math.exp(0.6)
+        expected = [1.2 * sure, LEAST, 1.2 * sure, 1.2 * wide, wide, 1.2 * wide, 1.44 * wide]
+        assert found == pytest.approx(expected)
+        assert insurance({1: {1: 0.0}, 3: {1: 0.3}}, 2, True) == pytest.approx(1.2 * wide)  # the doubtful one
 
 
 def run_shadows(
@@ -93,6 +135,16 @@ class TestShadows:
         config = ShadowConfig(share=0.1)
         bad, calm = Shadows(config), Shadows(config)
         assert sum(map(bool, run_shadows(bad, 2000, 0))) > sum(map(bool, run_shadows(calm, 2000, 1)))
+
+    def test_good_news_is_told_once(self) -> None:
+        better, same = Shadows(ShadowConfig(share=0.1)), Shadows(ShadowConfig(share=0.1))
+        run_shadows(better, 60, 4)
+        run_shadows(same, 60, 1)
+        assert [better.take_good_news(), better.take_good_news(), same.take_good_news()] == [
+            True,
+            False,
+            False,
+        ]
 
     def test_rows_that_end_leave_the_session(self) -> None:
         shadows = Shadows(ShadowConfig(share=0.1))

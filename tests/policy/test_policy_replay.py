@@ -113,7 +113,7 @@ class TestRequests:
     def test_shadow_drafts_are_compared_with_what_the_trace_holds(self) -> None:
         governor = Governor(TRUTH, tuple(DEPTHS))
         result = replay_trace(read_trace(requests(24, 700, 0.05, 0.0, max_rows=24)), governor)
-        assert result.rounds_by_reason[Reason.PROBE] > 10
+        assert result.rounds_by_reason[Reason.PROBE] >= 10
         assert governor.acceptance()[0] == pytest.approx(0.05, abs=0.1)
 
     def test_requests_wait_while_all_rows_are_taken(self) -> None:

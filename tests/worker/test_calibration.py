@@ -258,12 +258,28 @@ def test_the_budget_is_kept(tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch, bu
         assert 2 < len(samples.target) < len(all_cells)
     if budget == 0.5:  # coarse ones first
         assert {s.num_rows for s in samples.target} == {1, 4}
+    assert samples.spread == pytest.approx(0.0, abs=1e-9)
     for sample in samples.target:
         expected = seconds(sample.num_tokens + sample.num_prompt_tokens)
         assert sample.seconds == pytest.approx(expected)
     costs = fit_costs(samples)
     assert costs.tokens(1) == pytest.approx(seconds(1))
     assert (costs.row_seconds, costs.context_seconds) == pytest.approx((0.0, 0.0), abs=1e-9)
+
+
+def test_timings_that_differ_show_as_spread(tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker, info = build(tiny_gguf, "ngram")
+    clock = Paced(worker, monkeypatch)
+    forward, turn = worker._model.forward, [0]
+
+    def uneven(batch: Batch) -> torch.Tensor:
+        turn[0] += 1
+        clock.now += seconds(batch.num_tokens) * (turn[0] % 3) / 2
+        return forward(batch)
+
+    monkeypatch.setattr(worker._model, "forward", uneven)
+    samples = measure(worker, limits_of(info), budget_seconds=20.0, clock=clock)
+    assert 0.1 < samples.spread < 0.7
 
 
 def test_without_time_there_is_still_a_cost_model(tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,15 @@ from paceline.policy import CostModel, Curve, Governor
 from paceline.worker import calibrated
 from paceline.worker.build import build_worker
 from paceline.worker.calibrated import Calibrated, calibrate
-from paceline.worker.calibration_cache import Identity, RefusedError, identity_of_files, read, write
+from paceline.worker.calibration import Samples, measure
+from paceline.worker.calibration_cache import (
+    Identity,
+    RefusedError,
+    Stored,
+    identity_of_files,
+    read,
+    write,
+)
 
 IDENTITY = Identity(
     settings={"model": "owner/some model", "draft": "ngram", "threads": "2"},
@@ -35,14 +43,21 @@ def costs(scale: float = 1.0) -> CostModel:
 @pytest.fixture
 def stored(tmp_path: Path) -> Path:
     path = IDENTITY.path(tmp_path)
-    write(path, IDENTITY, costs())
+    write(path, IDENTITY, costs(), 0.04)
     return path
 
 
 def test_what_was_stored_is_read(stored: Path) -> None:
-    assert read(stored, IDENTITY) == costs()
+    assert read(stored, IDENTITY) == Stored(costs(), 0.04)
     assert stored.name.startswith("some-model-")
     assert [p.name for p in stored.parent.iterdir()] == [stored.name]
+
+
+def test_a_file_that_does_not_say_its_spread_is_good(stored: Path) -> None:
+    content = json.loads(stored.read_text())
+    del content["spread"]
+    stored.write_text(json.dumps(content))
+    assert read(stored, IDENTITY) == Stored(costs(), None)
 
 
 def test_nothing_stored_is_no_refusal(tmp_path: Path) -> None:
@@ -113,6 +128,8 @@ def _change(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
         (_change("costs.tokens.points", [[2, 1], [1, 1]]), "sizes must rise"),
         (_change("costs.drafts", {}), "drafts must hold a curve"),
         (_change("costs.row_seconds", -1), "row_seconds"),
+        (_change("spread", "wide"), "is damaged"),
+        (_change("spread", []), "is damaged"),
     ],
 )
 def test_damaged_costs_are_refused(
@@ -132,7 +149,7 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
 
 def _write_often(path: Path, scale: float) -> None:
     for _ in range(200):
-        write(path, IDENTITY, costs(scale))
+        write(path, IDENTITY, costs(scale), 0.04)
 
 
 def test_two_processes_leave_a_valid_file(stored: Path) -> None:
@@ -144,7 +161,7 @@ def test_two_processes_leave_a_valid_file(stored: Path) -> None:
     while any(writer.is_alive() for writer in writers):
         found = read(stored, IDENTITY)
         assert found is not None
-        assert found.tokens(1) in seen
+        assert found.costs.tokens(1) in seen
     for writer in writers:
         writer.join()
         assert writer.exitcode == 0
@@ -157,9 +174,9 @@ def test_a_write_that_fails_leaves_what_was_there(stored: Path, monkeypatch: pyt
 
     monkeypatch.setattr(json, "dump", full)
     with pytest.raises(OSError, match="No space"):
-        write(stored, IDENTITY, costs(5.0))
+        write(stored, IDENTITY, costs(5.0), 0.04)
     monkeypatch.undo()
-    assert read(stored, IDENTITY) == costs()
+    assert read(stored, IDENTITY) == Stored(costs(), 0.04)
     assert [p.name for p in stored.parent.iterdir()] == [stored.name]
 
 
@@ -198,7 +215,7 @@ def test_it_is_measured_once(tiny_gguf: Path, caplog: pytest.LogCaptureFixture) 
     assert first.path.is_relative_to(cache_dir())
     with caplog.at_level(logging.INFO, logger="paceline"):
         second = run(config)
-    assert (second.seconds, second.costs) == (None, first.costs)
+    assert (second.seconds, second.costs, second.spread) == (None, first.costs, first.spread)
     assert "timed" not in caplog.text
     third = run(config, force=True)
     assert third.seconds is not None
@@ -241,6 +258,24 @@ def test_a_stale_file_is_measured_again_and_says_why(
     assert "the model is timed again:" in caplog.text
     assert "is for another processor: " in caplog.text
     assert run(config).seconds is None
+
+
+@pytest.mark.parametrize(("spread", "is_noisy"), [(0.02, False), (0.4, True)])
+def test_a_noisy_calibration_is_kept_with_a_warning(
+    spread: float,
+    is_noisy: bool,
+    tiny_gguf: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def noisy(*args: Any, **kwargs: Any) -> Samples:
+        return measure(*args, **kwargs)._replace(spread=spread)
+
+    monkeypatch.setattr(calibrated, "measure", noisy)
+    found = run(config_of(tiny_gguf), force=True)
+    assert found.spread == spread
+    assert run(config_of(tiny_gguf)).spread == spread
+    assert ("timings of the same step differ by 40 %" in caplog.text) is is_noisy
 
 
 def test_where_nothing_can_be_stored_it_says_so_and_goes_on(

@@ -236,7 +236,7 @@ class Scheduler:
         for seq in itertools.islice(self._waiting, len(self._free_rows)):
             if due >= self._config.max_num_batched_tokens:
                 break
-            due += seq.known_len
+            due += seq.known_len - len(self._prefixes.match(seq)) * self._pool.page_size
         return due
 
     def _room(self, seq: Sequence) -> int:

@@ -6,7 +6,7 @@ twenty lines.
 
     types        the records, and the Protocol
     governor     the policy that measures: cost against acceptance, at every step
-      acceptance, cost, served, search, warmup, shadow, guard, rows, fit      its parts
+      acceptance, cost, served, doubt, search, warmup, shadow, guard, rows, fit      its parts
     rivals       what other servers do, under the same Protocol
     replay       a recorded trace against any policy
 """

@@ -41,6 +41,8 @@ NUM_KINDS = len(_EXPONENTS)
 COMMON_KIND = 3  # of a row without evidence
 _LOW, _HIGH = 0.01, 0.99  # bounds of a mean, so that logarithms are finite
 _MAX_CHAINS = 4096
+_NUM_SEEN = 60.0
+_OUTWEIGHS = 3.0  # times the prior's weight
 _LITTLE = 16.0  # positions reached, below which a row is sorted anew after each of its rounds
 _SORT_EVERY = 4  # rounds, afterwards
 
@@ -127,8 +129,13 @@ class _Counts:
             factor = config.discount if reached[i] else config.idle_discount
             self.reached[i] = self.reached[i] * factor + reached[i]
             self.accepted[i] = self.accepted[i] * factor + accepted[i]
-            if self.reached[i] > max_rounds:
-                self.accepted[i] *= max_rounds / self.reached[i]
+        self.shrink(max_rounds)
+
+    def shrink(self, max_rounds: float) -> None:
+        """Count no position as more rounds than that."""
+        for i, reached in enumerate(self.reached):
+            if reached > max_rounds:
+                self.accepted[i] *= max_rounds / reached
                 self.reached[i] = max_rounds
 
 
@@ -145,6 +152,7 @@ class Acceptance:
         self._all = _Counts(max_depth)
         self._kinds = [_Counts(max_depth) for _ in range(NUM_KINDS)]
         self._survivals: dict[int, tuple[float, ...]] = {}
+        self._enough = max(_NUM_SEEN, _OUTWEIGHS * self._config.prior_weight)
         self._refresh()
 
     @property
@@ -157,10 +165,20 @@ class Acceptance:
         """Rounds that count, discounted."""
         return self._all.reached[0] if self._max_depth else 0.0
 
+    @property
+    def is_known(self) -> bool:
+        """Whether what was seen outweighs the prior by far."""
+        return self.num_seen >= self._enough
+
+    def doubt(self) -> None:
+        """Something contradicts the estimates: they now rest on half of what would make them known."""
+        self._all.shrink(self._enough / 2)
+        self._refresh()
+
     def deviation(self, position: int) -> float:
-        """Standard deviation of a_position (from 1), as the counts have it."""
+        """Standard deviation of a_position (from 1), as the counts have it: the prior is no evidence."""
         mean = self._conditional[position - 1]
-        return math.sqrt(mean * (1 - mean) / (self._all.reached[position - 1] + self._config.prior_weight))
+        return math.sqrt(mean * (1 - mean) / (self._all.reached[position - 1] + 1))
 
     def survivals(self, kind: int) -> tuple[float, ...]:
         """S_1, S_2, ...: the chance that a row of this kind accepts at least so many drafts."""
@@ -170,10 +188,12 @@ class Acceptance:
         return known
 
     def optimistic(self) -> tuple[float, ...]:
-        """Survivals over all rows if every a_i were two standard deviations higher."""
+        """Survivals over all rows, every a_i two standard deviations higher than estimated, or than seen."""
         survivals, product = [], 1.0
         for i, mean in enumerate(self._conditional):
-            product *= min(1.0, mean + 2 * self.deviation(i + 1))
+            reached = self._all.reached[i]
+            seen = self._all.accepted[i] / reached if reached else 0.0
+            product *= min(1.0, max(mean, seen) + 2 * self.deviation(i + 1))
             survivals.append(product)
         return tuple(survivals)
 

@@ -156,8 +156,9 @@ class CostModel:
         """From a calibration. Repeat a sample to have its median taken.
 
         r, c and q come from samples that agree in m + p and differ in rows, context or queries (least
-        squares within such groups, none below zero); without such samples they are 0. P comes from samples
-        with prompt tokens.
+        squares within such groups, none below zero); without such samples they are 0. G comes from those with
+        the shortest context a row at each size: what the fit leaves of a long one is not the tokens'. P comes
+        from samples with prompt tokens.
 
         Args:
             token_stairs: sizes of m + p up to which time is a staircase.
@@ -175,7 +176,8 @@ class CostModel:
             rows, context, queries = _features(sample)
             return sample.seconds - r * rows - c * context - q * queries
 
-        tokens = Curve(rising(_medians((s.num_tokens, rest(s)) for s in plain)), token_stairs)
+        short = _with_shortest_context(plain)
+        tokens = Curve(rising(_medians((s.num_tokens, rest(s)) for s in short)), token_stairs)
         over = _medians(
             (s.num_prompt_tokens, rest(s) - tokens(s.num_tokens + s.num_prompt_tokens))
             for s in target
@@ -205,6 +207,11 @@ class CostModel:
         rows, context = load.num_rows, load.context_len
         fixed = self.row_seconds * rows + self.context_seconds * context
         return fixed, self.query_seconds * context / rows if rows else 0.0
+
+    def prompt_seconds(self, num_tokens: int, num_prompt_tokens: int) -> float:
+        """What so many prompt tokens add to a step of `num_tokens`."""
+        more = self.tokens(num_tokens + num_prompt_tokens) - self.tokens(num_tokens)
+        return more + self.prompt(num_prompt_tokens)
 
     def target_seconds(self, num_tokens: int, load: Load) -> float:
         """V(m, b, C, p)."""
@@ -270,6 +277,15 @@ def _features(sample: TargetSample) -> tuple[float, float, float]:
     """What r, c and q are multiplied by."""
     queries = sample.context_len * sample.num_tokens / sample.num_rows if sample.num_rows else 0.0
     return float(sample.num_rows), float(sample.context_len), queries
+
+
+def _with_shortest_context(samples: Sequence[TargetSample]) -> list[TargetSample]:
+    """Of each size, the samples whose rows have the shortest context."""
+    shortest: dict[int, float] = {}
+    for s in samples:
+        context = s.context_len / max(1, s.num_rows)
+        shortest[s.num_tokens] = min(context, shortest.get(s.num_tokens, context))
+    return [s for s in samples if s.context_len / max(1, s.num_rows) <= shortest[s.num_tokens]]
 
 
 def _medians(samples: Iterable[tuple[int, float]]) -> list[tuple[int, float]]:

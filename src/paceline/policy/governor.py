@@ -15,16 +15,19 @@ depth keep it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from paceline.policy.config import GovernorConfig
 from paceline.policy.cost import CostModel
+from paceline.policy.doubt import insurance
 from paceline.policy.memory import Memory
 from paceline.policy.scene import Scene, Stage
 from paceline.policy.search import Choice, best_by_depth, group_depths, increments
+from paceline.policy.served import bucket
 from paceline.policy.types import Decision, Load, Observation, PolicyError, Reason, RowView, check_depths
-from paceline.policy.warmup import CLOSE, INSURANCE, NUM_CLOSE, NUM_SEEN, NUM_VISITS, Warmup
+from paceline.policy.warmup import LONG, NUM_TRIED, Warmup, is_sure, reach
 
 _Depths = Mapping[
     int, tuple[int, int, int]
@@ -65,6 +68,7 @@ class Governor:
         self._stage = Stage(self._memory, self._depths, self._config.is_ragged)
         self._warmup = Warmup(self._depths)
         self._last_limit: dict[int, int] = {}  # deepest draft that was chosen, by site
+        self._tried: Counter[int] = Counter()  # rounds of rows that went deeper to see how it is accepted
         self._plan: _Plan | None = None
         self._now = 0
         self._site = -1
@@ -213,6 +217,8 @@ class Governor:
                 depth=self._depths[-1],
                 seconds_of=lambda num: self._stage.shadow_seconds(scene, num),
             )
+            if shadows.take_good_news():
+                self._memory.doubt_acceptance({spelled.drafter for _, spelled in scene.free})
         if shadow and reason is Reason.COSTS:
             reason = Reason.PROBE
         return self._decision(scene.load, scene.codes, plain, reason, shadow)
@@ -223,27 +229,45 @@ class Governor:
         is_clean = len(scene.free) == len(scene.numbers) and not scene.load.num_prompt_tokens
         if not (self._config.warms_up and is_clean and self._warmup.is_due(site, now)):
             return None
-        memory, best = self._memory, choice.expected / choice.seconds
+        memory, served = self._memory, self._memory.served
+        best = choice.expected / choice.seconds
+        is_known = all(memory.acceptance(spelled.drafter).is_known for _, spelled in scene.free)
 
         def rate(depth: int, is_optimistic: bool) -> float:
             uniform = self._stage.uniform(scene, depth, is_optimistic)
             return uniform.expected / uniform.seconds
 
-        def wanted(depth: int) -> int:
-            if rate(depth, False) >= CLOSE * best:
-                return NUM_CLOSE
-            return NUM_VISITS if rate(depth, True) * INSURANCE >= best else 0
+        def num_visits(depth: int) -> int:
+            tokens = self._stage.uniform(scene, depth).num_tokens
+            return served.num_rounds(site, depth, bucket(tokens))
+
+        def may_pay(depth: int) -> bool:
+            num, noise = num_visits(depth), served.noise
+            if num and not is_sure(num, served.surprises.get(depth, {}).get(site, 0.0), noise):
+                return True
+            trust = insurance(served.surprises, depth, memory.model.is_measured)
+            hoped = rate(depth, not (num or is_known)) * reach(num, trust, noise)
+            return hoped > (1 + self._config.dead_band) * best
 
         def in_doubt() -> int | None:
-            num_seen = min(memory.acceptance(spelled.drafter).num_seen for _, spelled in scene.free)
-            if choice.num_items or num_seen >= NUM_SEEN:
+            if choice.num_items:
+                return self._deeper(choice, len(scene.codes), lambda depth: rate(depth, True) / best)
+            if is_known:
                 return None
-            depth = max(self._depths, key=lambda depth: rate(depth, True))
-            return depth if rate(depth, True) > best else None
+            return next((depth for depth in self._depths if rate(depth, True) > best), None)
 
-        return self._warmup.depth(
-            site, now, lambda depth: memory.served.num_visits(site, depth), wanted, in_doubt
-        )
+        return self._warmup.depth(site, now, num_visits, may_pay, in_doubt)
+
+    def _deeper(self, choice: Choice, num_rows: int, hope: Callable[[int], float]) -> int | None:
+        """The next deeper depth, if its last drafts were rarely tried and may be better than they seem.
+
+        Nothing that is chosen teaches how they are accepted.
+        """
+        depth = next((depth for depth in self._depths if depth > choice.limit), None)
+        if depth is None or self._tried[depth] >= NUM_TRIED or hope(depth) <= 1 + self._config.dead_band:
+            return None
+        self._tried[depth] += LONG * num_rows
+        return depth
 
     def _decision(
         self,

@@ -4,7 +4,7 @@ compares."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 from paceline.policy.acceptance import Acceptance
 from paceline.policy.config import GovernorConfig
@@ -39,6 +39,11 @@ class Memory:
             self._acceptances.append(Acceptance(self._max_depth, self._config.acceptance))
         return self._acceptances[drafter]
 
+    def doubt_acceptance(self, drafters: Iterable[int]) -> None:
+        """What was believed of these drafters has been contradicted: it no longer counts as known."""
+        for drafter in drafters:
+            self.acceptance(drafter).doubt()
+
     def observe(self, observation: Observation, now: int) -> None:
         """Take in what a step came to; `now` counts decisions."""
         decision = observation.decision
@@ -54,9 +59,10 @@ class Memory:
             self.shadows.earn(decision.predicted_seconds or 0.0)
             return
         self.shadows.earn(seconds)
-        if decision.rows and not decision.load.num_prompt_tokens and not decision.shadow:
+        if decision.rows and not decision.shadow:
             self._learn_time(decision, verified, drafted, seconds)
-            self._learn_rate(observation, any(drafted), seconds, now)
+            if not decision.load.num_prompt_tokens:
+                self._learn_rate(observation, any(drafted), seconds, now)
 
     def _learn_rounds(self, observation: Observation, verified: tuple[int, ...]) -> None:
         """Acceptance, from rows whose round before drafted too: so this one started where rounds start."""
@@ -103,22 +109,37 @@ class Memory:
         num_rows = len(decision.rows)
         num_tokens = num_rows + sum(verified)
         deepest = max(drafted)
-        model_seconds = self.model.target_seconds(num_tokens, decision.load)
+        cell = bucket(num_rows), deepest, bucket(num_tokens)
+        prompts = decision.load.num_prompt_tokens
+        model_seconds = self.model.target_seconds(num_tokens, decision.load._replace(num_prompt_tokens=0))
         if deepest:
-            by_drafter: dict[str, list[int]] = {}
-            names = [row.drafter for row in decision.rows]
-            for (name, depth), num in Counter(zip(names, drafted, strict=True)).items():
-                rows = by_drafter.setdefault(name, [0] * deepest)
-                for j in range(depth):
-                    rows[j] += num
-            model_seconds += sum(self.model.draft_seconds(rows, name) for name, rows in by_drafter.items())
-        self.served.observe(bucket(num_rows), deepest, bucket(num_tokens), model_seconds, seconds)
+            model_seconds += self._drafting_seconds(decision, drafted, deepest)
+        if not prompts:
+            self.served.observe(*cell, model_seconds, seconds)
+            return
+        predicted = self.model.prompt_seconds(num_tokens, prompts)
+        if predicted > 0:
+            left = seconds / self.served.drift - model_seconds * self.served.factor(*cell)
+            self.served.observe_prompt(bucket(prompts), predicted, left)
+
+    def _drafting_seconds(self, decision: Decision, drafted: tuple[int, ...], deepest: int) -> float:
+        by_drafter: dict[str, list[int]] = {}
+        names = [row.drafter for row in decision.rows]
+        for (name, depth), num in Counter(zip(names, drafted, strict=True)).items():
+            rows = by_drafter.setdefault(name, [0] * deepest)
+            for j in range(depth):
+                rows[j] += num
+        return sum(self.model.draft_seconds(rows, name) for name, rows in by_drafter.items())
 
     def _learn_rate(self, observation: Observation, has_drafts: bool, seconds: float, now: int) -> None:
-        """For the guard: rounds chosen to draft, and rounds that are plain as a whole."""
-        reason = observation.decision.reason
-        if has_drafts if reason is not Reason.PAYS else not has_drafts:
+        """For the guard: rounds chosen to draft, and controls.
+
+        Plain rounds of the warm-up are none: they come so close to each other that all of them would be
+        paired with the same drafted rounds.
+        """
+        decision = observation.decision
+        if decision.reason is not Reason.PAYS if has_drafts else not decision.is_control:
             return
-        num_rows = len(observation.decision.rows)
+        num_rows = len(decision.rows)
         num_tokens = num_rows + sum(observation.accepted)
         self.guard.observe(bucket(num_rows), not has_drafts, num_tokens, seconds, now)

@@ -83,7 +83,7 @@ class Stage:
             bends=self._bends,
             num_prompt_tokens=prompts,
             prompt_fixed=model.prompt(prompts) if prompts else 0.0,
-            prompt_factor=served.factors(site, 0)[1],
+            prompt_factor=served.prompt_factor(site, bucket(prompts)) if prompts else 1.0,
         )
 
     def groups(self, scene: Scene) -> list[Group]:

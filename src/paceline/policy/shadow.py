@@ -21,6 +21,7 @@ from paceline.policy.types import PolicyError, ShadowResult
 
 _PURSE = 4  # sessions it can hold
 _LATER = 8  # rounds until it is tried again to begin one
+_FAR = 2.0  # standard deviations
 _SPARE = 2  # rounds for results to come, beyond one for each draft
 
 
@@ -56,6 +57,7 @@ class Shadows:
         self._interval = self._config.interval
         self._next_at = 0
         self._surplus = self._variance = 0.0
+        self._is_far_better = False
 
     def earn(self, seconds: float) -> None:
         """Time has been served."""
@@ -71,6 +73,11 @@ class Shadows:
         if self._session:
             return now <= self._last_at or now >= self._closes_at
         return now >= self._next_at
+
+    def take_good_news(self) -> bool:
+        """Whether a session that is over did far better than expected; says so once."""
+        was, self._is_far_better = self._is_far_better, False
+        return was
 
     def stop(self) -> None:
         """End the session under way, if there is one: rows draft in earnest."""
@@ -133,7 +140,9 @@ class Shadows:
 
     def _judge(self, now: int) -> None:
         """The session is over: what it found says when to look again."""
-        is_news = abs(self._surplus) > self._variance**0.5
+        deviation = self._variance**0.5
+        is_news = abs(self._surplus) > deviation
+        self._is_far_better = self._surplus > _FAR * deviation
         if is_news and self._surplus > 0:
             self._interval = self._config.interval
         elif not is_news:

@@ -1,13 +1,20 @@
 """Warm-up: depths that might pay run out of turn until it is known, from served rounds, whether they do.
 
 *Cost*, per load (bucket of rows). A calibration may be wrong, and a depth that looks too dear would never
-be corrected. So each depth is served in `NUM_VISITS` timed rounds, two at a time, and in `NUM_CLOSE` if it
-seems nearly as good as the best. A depth that could not pay even if its cost were `INSURANCE` times less
-than predicted, and acceptance at its upper bound, is left out; one that cannot be timed is given up.
+be corrected. So a depth is served in a timed round of its own, as long as its rate, in tokens a second, might
+beat the best by more than the dead band:
 
-*Acceptance*. As long as fewer than `NUM_SEEN` rounds say how drafts are accepted, and drafting does not pay
-by the estimate but would at its upper bound, rows draft `_LONG` rounds at a time, all but the first of
-which count.
+    rate(k) reach(n) > best (1 + dead band)      n rounds of k were timed at this load
+    reach(0) = insurance (`doubt`), with acceptance at its upper bound;   reach(n) = exp(2 noise / sqrt(n))
+
+at most `NUM_CLOSE` times. One round is enough for a depth that does as expected. If the first ones surprise
+by more than noise, there are `NUM_SURE` of them, so that a round in which the machine stood still prices
+nothing out. A depth that cannot be timed is given up.
+
+*Acceptance*, of a drafter, at whatever load. As long as too few rounds say how drafts are accepted
+(`Acceptance.is_known`), and drafting does not pay by the estimate but would at its upper bound, rows draft
+`LONG` rounds at a time, all but the first of which count. Where drafting pays, the next deeper depth is tried
+like this until rows have done so in `NUM_TRIED` rounds, if it would be best at its upper bound.
 
 Warm-up rounds are interleaved, with `SPACING` rounds as chosen between them: a load that is met for the
 first time runs at its predicted best at once.
@@ -15,18 +22,29 @@ first time runs at its predicted best at once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
-NUM_VISITS = 5
-NUM_CLOSE = 16
-CLOSE = 0.95  # of the best rate
-NUM_SEEN = 60.0
-INSURANCE = 3.0
+NUM_CLOSE = 8
+NUM_SURE = 3
+NUM_TRIED = 32
 SPACING = 5
-_SHORT, _LONG = 2, 4  # rounds at a time, for cost and for acceptance
-_MAX_RUNS = 10  # of a depth, for cost
+_SIGMAS = 2.0
+_SURPRISE = 3.0  # times the noise
+LONG = 4  # rounds at a time, for acceptance
+_MAX_RUNS = 20  # of a depth, for cost
 _MAX_LONG_RUNS = 40
 _DONE = 50  # rounds until it is asked again whether something is to be learnt
+
+
+def reach(num_visits: int, insurance: float, noise: float) -> float:
+    """How many times better than estimated a depth's rate may be, as far as its cost goes."""
+    return math.exp(_SIGMAS * noise / math.sqrt(num_visits)) if num_visits else insurance
+
+
+def is_sure(num_visits: int, surprise: float, noise: float) -> bool:
+    """Whether so many rounds say what a depth costs, or it takes more to tell a wrong table from a stall."""
+    return num_visits >= NUM_SURE or abs(surprise) <= _SURPRISE * noise
 
 
 class _Site:
@@ -55,38 +73,37 @@ class Warmup:
         rows: int,
         now: int,
         num_visits: Callable[[int], int],
-        wanted: Callable[[int], int],
+        may_pay: Callable[[int], bool],
         in_doubt: Callable[[], int | None],
     ) -> int | None:
         """The depth to warm up in round `now`, in which it is due; None: run as chosen.
 
         Args:
-            rows: bucket of rows. num_visits: timed rounds that a depth has had there. wanted: how many it
-            should have. in_doubt: the depth that might pay if acceptance is better than it seems; None:
-            none, or it is known.
+            rows: bucket of rows.
+            num_visits: timed rounds that a depth has had there, of which `NUM_CLOSE` are enough.
+            may_pay: whether a depth might be the best for all that is known of its cost.
+            in_doubt: the depth that might pay if acceptance is better than it seems; None: there is none.
         """
         site = self._sites.setdefault(rows, _Site(now))
         if site.left:
             site.left -= 1
             return site.current
         site.next_at = now + SPACING
+        doubtful = in_doubt() if site.num_long < _MAX_LONG_RUNS else None
+        if doubtful is not None:
+            site.num_long += 1
+            return self._begin(site, doubtful, LONG)
         lacking = [
             (num_visits(depth), depth)
             for depth in self._depths
-            if num_visits(depth) < NUM_CLOSE
-            and site.runs.get(depth, 0) < _MAX_RUNS
-            and num_visits(depth) < wanted(depth)
+            if num_visits(depth) < NUM_CLOSE and site.runs.get(depth, 0) < _MAX_RUNS and may_pay(depth)
         ]
-        if lacking:
-            _, depth = min(lacking)
-            site.runs[depth] = site.runs.get(depth, 0) + 1
-            return self._begin(site, depth, _SHORT)
-        doubtful = in_doubt() if site.num_long < _MAX_LONG_RUNS else None
-        if doubtful is None:
+        if not lacking:
             site.next_at = now + _DONE
             return None
-        site.num_long += 1
-        return self._begin(site, doubtful, _LONG)
+        _, depth = min(lacking)  # shallow ones first: they are cheap, and what they show holds for their like
+        site.runs[depth] = site.runs.get(depth, 0) + 1
+        return self._begin(site, depth, 1)
 
     @staticmethod
     def _begin(site: _Site, depth: int, num_rounds: int) -> int:

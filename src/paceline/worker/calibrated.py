@@ -22,11 +22,20 @@ from paceline.models.hub import resolve_model
 from paceline.policy import CostModel, TargetSample
 from paceline.worker.build import ModelInfo
 from paceline.worker.calibration import BUDGET_SECONDS, Limits, Samples, measure, plan_cells
-from paceline.worker.calibration_cache import Identity, RefusedError, identity_of_files, read, write
+from paceline.worker.calibration_cache import (
+    Identity,
+    RefusedError,
+    Stored,
+    identity_of_files,
+    read,
+    write,
+)
 from paceline.worker.tuning import processor
 from paceline.worker.worker import ModelWorker
 
 logger = logging.getLogger(__name__)
+
+NOISY = 0.15  # spread above which a calibration is not to be relied on
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +46,7 @@ class Calibrated:
     path: Path  # where they are stored
     measured_on: Mapping[str, str]
     seconds: float | None  # that measuring took; None: they were known
+    spread: float | None  # of repeated timings of a step, relative; None: not known
 
 
 def calibrate(
@@ -72,19 +82,26 @@ def calibrate(
     measured_on = {**identity.settings, **identity.facts}
     known = None if force else _known(path, identity)
     if known is not None:
-        return Calibrated(known, path, measured_on, None)
+        return Calibrated(known.costs, path, measured_on, None, known.spread)
     logger.info("timing the model once, for at most %.0f s", budget_seconds)
     begun = time.perf_counter()
     samples = measure(worker, limits, budget_seconds=budget_seconds, progress=progress)
     costs = fit_costs(samples)
     seconds = time.perf_counter() - begun
+    if samples.spread > NOISY:
+        logger.warning(
+            "timings of the same step differ by %.0f %% (up to %.0f %% is usual): something else runs here; "
+            "the costs are corrected while serving, or measured again by paceline calibrate --force",
+            100 * samples.spread,
+            100 * NOISY,
+        )
     try:
-        write(path, identity, costs)
+        write(path, identity, costs, samples.spread)
         logger.info("timed %d kinds of steps in %.1f s, kept in %s", len(samples.target), seconds, path)
     except OSError as error:
         reason = error.strerror or error
         logger.warning("cannot write %s, so the model is timed again at the next start: %s", path, reason)
-    return Calibrated(costs, path, measured_on, seconds)
+    return Calibrated(costs, path, measured_on, seconds, samples.spread)
 
 
 def fit_costs(samples: Samples) -> CostModel:
@@ -109,7 +126,7 @@ def fit_costs(samples: Samples) -> CostModel:
     return CostModel.fit(middle + prompts, samples.drafts)
 
 
-def _known(path: Path, identity: Identity) -> CostModel | None:
+def _known(path: Path, identity: Identity) -> Stored | None:
     try:
         return read(path, identity)
     except RefusedError as refusal:

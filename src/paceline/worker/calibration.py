@@ -43,7 +43,7 @@ _COARSE_ROWS, _COARSE_DEPTHS = (1, 4, 16, 64), (0, 1, 3)  # measured first, wher
 
 _SHORT_CONTEXT, _LONG_CONTEXT = 64, 2048
 _LONG_TOTAL = 4096  # tokens over all rows: memory that is touched stays taken
-# Where short contexts have cells of as many tokens, by whose median the curve of tokens goes.
+# Where short contexts have cells of as many tokens: only what differs is the context's.
 _LONG_CELLS = ((1, 3), (4, 0), (4, 3), (16, 0), (16, 3))  # rows and depth
 _PROMPTS = (16, 64, 256)
 
@@ -91,6 +91,7 @@ class Samples(NamedTuple):
 
     target: list[TargetSample]
     drafts: list[DraftSample]
+    spread: float = 0.0  # standard deviation of a cell's timings over their median; the median of cells
 
 
 def plan_cells(limits: Limits) -> list[Cell]:
@@ -245,9 +246,13 @@ def _shares(costs: dict[Cell, float], seconds: float) -> dict[Cell, int]:
 
 
 def _samples(timings: _Timings) -> Samples:
-    samples = Samples([], [])
+    samples, spreads = Samples([], []), []
     for cell, (first, *others) in timings.items():
         counted = others or [first]  # which has warmed up the others
+        if len(counted) > 1:
+            spreads.append(
+                statistics.stdev(t.whole for t in counted) / statistics.median(t.whole for t in counted)
+            )
         # The lower of two: whatever else runs on the machine makes steps longer, never shorter.
         target = statistics.median_low(t.whole - t.drafting for t in counted)
         context_len = counted[0].context_len
@@ -257,7 +262,7 @@ def _samples(timings: _Timings) -> Samples:
         if cell.depth:
             drafting = statistics.median_low(t.drafting for t in counted)
             samples.drafts.append(DraftSample(cell.num_rows, cell.depth, drafting))
-    return samples
+    return samples._replace(spread=statistics.median(spreads) if spreads else 0.0)
 
 
 class _Watched:

@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from paceline.policy import CostModel, PolicyError
 
@@ -65,7 +65,14 @@ def identity_of_files(path: Path) -> str:
     return hashlib.sha256(json.dumps(found).encode()).hexdigest()[:16]
 
 
-def read(path: Path, identity: Identity) -> CostModel | None:
+class Stored(NamedTuple):
+    """What a file holds for an identity."""
+
+    costs: CostModel
+    spread: float | None  # of repeated timings, relative; None: not known
+
+
+def read(path: Path, identity: Identity) -> Stored | None:
     """What is stored for this identity; None: nothing.
 
     Raises:
@@ -91,18 +98,29 @@ def read(path: Path, identity: Identity) -> CostModel | None:
                     f"{path} is for another {name}: {known.get(name)}, this is {wanted.get(name)}"
                 )
     try:
-        return CostModel.from_dict(costs)
-    except (PolicyError, ArithmeticError) as error:  # an infinite size is no PolicyError
+        spread = stored.get("spread")
+        return Stored(CostModel.from_dict(costs), None if spread is None else float(spread))
+    except (
+        PolicyError,
+        ArithmeticError,
+        TypeError,
+        ValueError,
+    ) as error:  # an infinite size is no PolicyError
         raise RefusedError(f"{path} is damaged: {error}") from None
 
 
-def write(path: Path, identity: Identity, costs: CostModel) -> None:
+def write(path: Path, identity: Identity, costs: CostModel, spread: float) -> None:
     """Store a calibration in place of what there is.
 
     Raises:
         OSError: it cannot be written; what was there stays.
     """
-    content = {"settings": identity.settings, "facts": identity.facts, "costs": costs.to_dict()}
+    content = {
+        "settings": identity.settings,
+        "facts": identity.facts,
+        "spread": spread,
+        "costs": costs.to_dict(),
+    }
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".calibration-")
     try:
