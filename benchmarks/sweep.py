@@ -7,6 +7,7 @@
 Runs the command as a user would, on the yardstick prompts, arms interleaved, and writes its verdict beside
 the bars: the best arm of each load is chosen on the first pass and scored on the second. With --mix the
 prompts are those of `data/mix.jsonl`, half of the requests easy to draft and half hopeless, at all times.
+Prompts come from the prefix cache in all arms: what is compared is decoding.
 
 A load measured again replaces its row and leaves the others, so a long sweep may be run in pieces, one
 temperature or one concurrency at a time. Ctrl-C and SIGTERM keep the loads that have a verdict. What was not
@@ -37,12 +38,19 @@ ARMS = {"--arms": "plain,1,2,3,auto", "--answer-len": "96"}
 FLAGS = {
     **ARMS,
     "--natural-stop": "",
-    "--min-tokens": "512",
+    "--warm-prompts": "",
+    "--min-tokens": "768",
     "--concurrency": "1,2,4,8,16",
     "--temperature": "0,0.8",
 }
 # Answers of fixed lengths, and more of them: where easy ones are fast, a round ends when they have run out.
-MIX_FLAGS = {**ARMS, "--prompts": str(MIX), "--min-tokens": "1536", "--concurrency": "2,4"}
+MIX_FLAGS = {
+    **ARMS,
+    "--warm-prompts": "",
+    "--prompts": str(MIX),
+    "--min-tokens": "1536",
+    "--concurrency": "2,4",
+}
 
 
 def main() -> None:

@@ -92,6 +92,11 @@ def _add_work_flags(sweep: Parser) -> None:
         "--natural-stop", action="store_true", help="the model may end an answer before --answer-len"
     )
     group.add_argument(
+        "--warm-prompts",
+        action="store_true",
+        help="prompts come from the prefix cache: what is measured is decoding",
+    )
+    group.add_argument(
         "--min-tokens", type=int, metavar="N", help="answer tokens of a round, at least (default: 256)"
     )
     group.add_argument(
@@ -158,7 +163,7 @@ def _options(args: argparse.Namespace, settings: Settings, arms: Sequence[Arm]) 
     answer_len = _pick("--answer-len", args.answer_len, 32 if quick else 64, 4)
     len_per_row = None if contexts is None else max(contexts) + answer_len + 64
     options = Options(
-        engine=_engine(settings, max(loads), len_per_row, arms),
+        engine=_engine(settings, max(loads), len_per_row, arms, args.warm_prompts),
         loads=tuple(loads if args.profile else _in_order("--concurrency", loads)),
         temperatures=tuple(_sorted("--temperature", args.temperature, float, 0.0, 100.0)),
         contexts=(None,) if contexts is None else tuple(contexts),
@@ -169,6 +174,7 @@ def _options(args: argparse.Namespace, settings: Settings, arms: Sequence[Arm]) 
         max_seconds=_seconds(args.minutes, QUICK_MINUTES if quick else None),
         answer_len=answer_len,
         natural_stop=args.natural_stop,
+        warm_prompts=args.warm_prompts,
         min_tokens=_pick("--min-tokens", args.min_tokens, 128 if quick else 256, 1),
         prompts=args.prompts,
         max_prompt_chars=300 if quick and longest is None else longest,
@@ -177,17 +183,26 @@ def _options(args: argparse.Namespace, settings: Settings, arms: Sequence[Arm]) 
         command=_command(),
         api_key=os.environ.get("OPENAI_API_KEY"),
     )
+    if args.warm_prompts and any(arm.url for arm in arms):
+        raise ConfigError("--warm-prompts is for engines of this process: it does not go with --url")
+    if args.warm_prompts and args.profile:
+        raise ConfigError("--warm-prompts does not go with --profile")
+    if args.warm_prompts and not options.engine.prefix_caching:
+        raise ConfigError("--warm-prompts needs the prefix cache: it does not go with --no-prefix-caching")
     if args.context is not None and all(arm.url for arm in arms) and "model" not in settings.origins:
         raise ConfigError("--context needs MODEL, whose tokenizer counts the tokens")
     return options
 
 
-def _engine(settings: Settings, most: int, len_per_row: int | None, arms: Sequence[Arm]) -> EngineConfig:
+def _engine(
+    settings: Settings, most: int, len_per_row: int | None, arms: Sequence[Arm], warm_prompts: bool
+) -> EngineConfig:
     """Settings under which every arm does the work that it is given.
 
     Args:
         most: requests in flight.
         len_per_row: tokens of each, with room to spare; None: prompts are as they are, most of them short.
+        warm_prompts: every arm finds all prompts in the cache.
     """
     config, given = settings.engine, settings.origins
     if "max_num_seqs" in given and config.max_num_seqs < most and not all(arm.url for arm in arms):
@@ -199,11 +214,11 @@ def _engine(settings: Settings, most: int, len_per_row: int | None, arms: Sequen
         "max_num_seqs": max(config.max_num_seqs, most),
         # Every row's drafts fit, or the scheduler would trim them and the arm would not be itself.
         "max_num_batched_tokens": max(config.max_num_batched_tokens, 2 * most * (1 + deepest)),
-        # The same prompts come once for each arm: a hit would favour those that come later.
-        "prefix_caching": False,
+        # The same prompts come once for each arm: a hit would favour those that come later, unless all hit.
+        "prefix_caching": warm_prompts,
     }
     if len_per_row is not None or config.device == "cuda":  # where the first engine would take all there is
-        changes["kv_cache_tokens"] = most * (len_per_row or 1024)
+        changes["kv_cache_tokens"] = most * (len_per_row or 1024) * (3 if warm_prompts else 1)
     return dataclasses.replace(config, **{k: v for k, v in changes.items() if k not in given})
 
 

@@ -152,10 +152,16 @@ class LocalTarget:
 
     Args:
         depth: asked for by every request; None: the engine chooses.
+        warms_prompts: the work's prompts are in the engine's prefix cache before the clock runs.
     """
 
     def __init__(
-        self, launched: Launched, encoder: Encoder, depth: int | None, clock: Clock = time.perf_counter
+        self,
+        launched: Launched,
+        encoder: Encoder,
+        depth: int | None,
+        clock: Clock = time.perf_counter,
+        warms_prompts: bool = False,
     ) -> None:
         ready = launched.built.ready
         self._engine = launched.built.engine
@@ -169,6 +175,7 @@ class LocalTarget:
         self._encoder = encoder
         self._depth = depth
         self._clock = clock
+        self._warms_prompts = warms_prompts
         self._num_requests = 0
 
     def run(self, work: Work) -> Sample:
@@ -182,6 +189,8 @@ class LocalTarget:
             raise ConfigError(
                 f"{concurrency} requests need --max-num-seqs of as many, got {self._max_num_seqs}"
             )
+        if self._warms_prompts:
+            self._warm(work)
         requests = {job: self.request(job) for job in work.jobs}  # made before the clock runs
         deal, doing = Deal(work), dict[str, Job]()
         before = self.stats()
@@ -207,6 +216,16 @@ class LocalTarget:
         after = self.stats()
         num_preempted = after.num_preemptions - before.num_preemptions
         return sample(loop.traces, concurrency, num_preempted, drafting(before, after), num_steps)
+
+    def _warm(self, work: Work) -> None:
+        """Let every prompt go through the engine, for a token each."""
+        loop = self.loop()
+        for prompt in dict.fromkeys(job.prompt for job in work.jobs):
+            loop.send(self.request(Job(prompt, answer_len=1, seed=0, temperature=0.0)))
+            while loop.num_open == self._max_num_seqs:
+                loop.step()
+        while loop.num_open:
+            loop.step()
 
     def loop(self) -> ClosedLoop:
         """Nothing in flight yet."""

@@ -49,6 +49,7 @@ class Options:
     max_seconds: float | None
     answer_len: int
     natural_stop: bool
+    warm_prompts: bool
     min_tokens: int
     prompts: Path | None
     max_prompt_chars: int | None
@@ -102,7 +103,8 @@ class Workshop:
     def open_local(self, arm: Arm) -> LocalTarget:
         """The arm on its engine."""
         self._say(f"{arm.name}: starting")
-        return LocalTarget(self.engines.of(arm), self.encoder, arm.depth)
+        warms = self._options.warm_prompts
+        return LocalTarget(self.engines.of(arm), self.encoder, arm.depth, warms_prompts=warms)
 
     def workload(self) -> Workload:
         """The prompts, and a tokenizer where their lengths matter."""
@@ -125,7 +127,7 @@ class Workshop:
             device=describe(options.engine.device),
             model=model,
             draft=draft,
-            work=workload.describe(),
+            work=workload.describe() + (", prompts from the prefix cache" if options.warm_prompts else ""),
             command=options.command,
             date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
             settings=self._settings(),
@@ -138,6 +140,7 @@ class Workshop:
             "warmup_steps": options.warmup_steps,
             "answer_len": options.answer_len,
             "natural_stop": options.natural_stop,
+            "warm_prompts": options.warm_prompts,
             "min_tokens": options.min_tokens,
             "max_prompt_chars": options.max_prompt_chars,
             "prefix_caching": options.engine.prefix_caching,
