@@ -93,7 +93,7 @@ class SamplingParams(
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 self._check(name, 0, MAX_LOGPROBS)
-        if self.depth is not None:
+        if self.depth is not None and self.depth < 0:  # `check_depth` knows the most
             self._check("depth", 0, MAX_COUNT)
         if any(not s for s in self.stop):
             raise RequestError("stop", "stop strings must not be empty")

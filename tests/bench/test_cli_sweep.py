@@ -20,7 +20,7 @@ def sweep(*args: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
 
 def test_words_are_arms() -> None:
     assert arm_of("plain") == Arm("plain", "plain", (("draft", "none"),))
-    assert arm_of("03") == Arm("depth 3", "fixed", depth=3)
+    assert arm_of("03") == Arm("depth 3", "fixed", (("depth", "0"),), depth=3)
     assert arm_of("auto").launch == (("depth", "auto"),)
     assert arm_of("batch-table").launch == (("policy", "batch-table"),)
 
@@ -84,6 +84,9 @@ def test_bad_arms(words: list[str], urls: list[str], message: str) -> None:
         ),
         (["--profile", "step", "--url", "http://host"], "--profile looks into engines of this process"),
         (["--url", "http://host", "--context", "64"], "--context needs MODEL"),
+        (["--url", "http://host", "--warm-prompts"], "--warm-prompts is for engines of this process"),
+        (["--profile", "step", "--warm-prompts"], "--warm-prompts does not go with --profile"),
+        (["--no-prefix-caching", "--warm-prompts"], "--warm-prompts needs the prefix cache"),
     ],
 )
 def test_errors_name_the_flag_and_its_limit(tmp_path: Path, args: list[str], words: str) -> None:

@@ -219,12 +219,14 @@ def test_fixed_depths_share_an_engine_and_plain_has_its_pages() -> None:
         configs.append(config)
         return built(PricedEngine(Clock(), PRICES, lambda _: 0, 0 if config.draft == "none" else 8))
 
-    arms = [arm_of(word) for word in ("plain", "0", "1", "12")]
+    arms = [arm_of(word) for word in ("plain", "auto", "0", "1", "12")]
     engines = Engines(dataclasses.replace(CONFIG, kv_cache_tokens=None), arms, factory)
     launched = [engines.of(arm) for arm in reversed(arms)]
-    assert len(configs) == 2
+    assert len(configs) == 3
     assert launched[0] is launched[1] is launched[2]
-    drafting, plain = configs
+    assert launched[3] is not launched[0], "what fixed depths do would teach the policy"
+    drafting, auto, plain = configs
+    assert (drafting.depth, auto.depth) == ("0", "auto")
     assert drafting.max_depth == 12
     assert (drafting.kv_cache_tokens, plain.kv_cache_tokens) == (None, 512 * CONFIG.page_size)
     assert plain.draft == "none"

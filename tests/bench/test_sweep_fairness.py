@@ -57,6 +57,30 @@ def test_short_of_time_the_warm_up_gives_way_to_what_counts() -> None:
     assert len(sweep.measurements) == len(LOADS) * 2 * 2 * 2
 
 
+def test_warm_prompts_have_been_seen_before_the_clock_runs() -> None:
+    clock = Clock()
+    engine = PricedEngine(clock, PRICES, lambda _: 0, 4)
+    asked: list[tuple[float, int]] = []
+    add = engine.add
+
+    def noted(request) -> None:  # type: ignore[no-untyped-def]
+        asked.append((tuple(request.prompt_ids), request.params.max_tokens))
+        add(request)
+
+    engine.add = noted  # type: ignore[method-assign]
+    work = Workload(prompts(), 64, 640).work(Column(0.0, None, 4), 0)
+    cold = LocalTarget(Launched(CONFIG, built(engine)), Words(), None, clock)  # type: ignore[arg-type]
+    expected = cold.run(work)
+    timed, asked[:] = list(asked), []
+    warm = LocalTarget(Launched(CONFIG, built(engine)), Words(), None, clock, warms_prompts=True)  # type: ignore[arg-type]
+    got = warm.run(work)
+    num_prompts = len({job.prompt for job in work.jobs})
+    assert [num for _, num in asked[:num_prompts]] == [1] * num_prompts
+    assert {prompt for prompt, _ in asked[:num_prompts]} >= {prompt for prompt, _ in timed}
+    assert asked[num_prompts:] == timed
+    assert (got.rate, got.num_tokens) == pytest.approx((expected.rate, expected.num_tokens))
+
+
 def lengths(request) -> int:  # type: ignore[no-untyped-def]
     return 6 + request.params.seed * 7 % 50
 

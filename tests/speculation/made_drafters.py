@@ -124,7 +124,7 @@ class Failing:
     """Another drafter, until it has been called so many times.
 
     Args:
-        method: the one that fails then: propose or settle.
+        method: the one that fails then: propose, settle or wait.
     """
 
     def __init__(self, inner: Drafter, method: str, num_calls: int, message: str) -> None:
@@ -139,6 +139,7 @@ class Failing:
 
     def wait(self) -> None:
         """See `Drafter`."""
+        self._count("wait")
         self._inner.wait()
 
     def propose(self, drafting: Round, choose: Choose) -> torch.Tensor:

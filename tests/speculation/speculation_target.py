@@ -131,8 +131,10 @@ class Target:
         exact: compute so that batch shapes do not matter, see `exact_model`.
     """
 
-    def __init__(self, model: Path, head: Path | str, *, exact: bool, **settings: Any) -> None:
-        self.config = EngineConfig(model=str(model), draft=str(head), threads=1, **settings)
+    def __init__(
+        self, model: Path, head: Path | str, *, exact: bool, threads: int = 1, **settings: Any
+    ) -> None:
+        self.config = EngineConfig(model=str(model), draft=str(head), threads=threads, **settings)
         self.worker: ModelWorker
         self.info: ModelInfo
         self.worker, self.info = build_worker(self.config)

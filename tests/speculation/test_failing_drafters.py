@@ -14,7 +14,7 @@ from paceline.request import Grammar
 METHODS = ("propose", "settle")
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, "wait"])
 @pytest.mark.parametrize("num_calls", [0, 1, 5])
 @pytest.mark.parametrize("inner", ["head", "adversarial"])
 def test_every_request_finishes_with_its_words(
@@ -38,7 +38,7 @@ def test_every_request_finishes_with_its_words(
     assert all(failed[first:])
     assert failed.count(False) == first
     assert not any(any(depths) for depths in run.worker.depths[first + 1 :])
-    assert (first == 0) == (method == "settle" and num_calls == 0)
+    assert (first == 0) == (method != "propose" and num_calls == 0)
     if num_calls == 5:
         assert any(any(depths) for depths in run.worker.depths[:first])
 

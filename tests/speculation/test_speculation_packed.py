@@ -27,12 +27,13 @@ def threshold(packed_files: tuple[Path, Path]) -> Iterator[Target]:
     """As users get it, with a threshold that does not depend on the machine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "max_packed_tokens", lambda *args: THRESHOLD)
-        yield Target(*packed_files, exact=False, precision="packed", max_num_seqs=16)
+        yield Target(*packed_files, exact=False, precision="packed", threads=2, max_num_seqs=16)
 
 
 @pytest.fixture(scope="module")
 def reproducible(packed_files: tuple[Path, Path]) -> Target:
-    return Target(*packed_files, exact=False, precision="packed", reproducible=True, max_num_seqs=48)
+    settings = {"reproducible": True, "max_num_seqs": 48}
+    return Target(*packed_files, exact=False, precision="packed", threads=2, **settings)
 
 
 def mixed(count: int, **more: Any) -> list[EngineRequest]:

@@ -116,7 +116,8 @@ def skip_settling(monkeypatch: pytest.MonkeyPatch, target: Target) -> None:
 
 @pytest.fixture(scope="module")
 def packed(packed_files: tuple[Path, Path]) -> Target:
-    return Target(*packed_files, exact=False, precision="packed", reproducible=True, max_num_seqs=8)
+    settings = {"reproducible": True, "max_num_seqs": 8}
+    return Target(*packed_files, exact=False, precision="packed", threads=2, **settings)
 
 
 @pytest.fixture(params=["float32", "packed"])

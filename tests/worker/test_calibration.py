@@ -267,6 +267,32 @@ def test_the_budget_is_kept(tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch, bu
     assert (costs.row_seconds, costs.context_seconds) == pytest.approx((0.0, 0.0), abs=1e-9)
 
 
+def test_what_the_drafter_does_beside_the_host_is_timed_too(
+    tiny_gguf: Path, head: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Settling may still be at it when a step returns; its time is the step's all the same."""
+    worker, info = build(tiny_gguf, head)
+    clock, drafter = Paced(worker, monkeypatch), worker.drafter
+    assert drafter is not None
+    settle, wait, left = drafter.settle, drafter.wait, [False]
+
+    def settling(settled: Settled) -> None:
+        settle(settled)
+        left[0] = True
+
+    def waiting() -> None:
+        wait()
+        clock.now += 0.5 * left[0]
+        left[0] = False
+
+    monkeypatch.setattr(drafter, "settle", settling)
+    monkeypatch.setattr(drafter, "wait", waiting)
+    samples = measure(worker, limits_of(info), budget_seconds=100.0, clock=clock)
+    for sample in samples.target:
+        expected = seconds(sample.num_tokens + sample.num_prompt_tokens) + 0.5
+        assert sample.seconds == pytest.approx(expected)
+
+
 def test_timings_that_differ_show_as_spread(tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     worker, info = build(tiny_gguf, "ngram")
     clock = Paced(worker, monkeypatch)

@@ -51,7 +51,8 @@ def arm_of(word: str) -> Arm:
     if word.isdecimal():
         if int(word) > MAX_DEPTH:
             raise ConfigError(f"--arms: depth must be at most {MAX_DEPTH}, got {word}")
-        return Arm(f"depth {int(word)}", "fixed", depth=int(word))
+        # Requests say how deep. A policy on the same engine would learn from them what it would not try.
+        return Arm(f"depth {int(word)}", "fixed", (("depth", "0"),), depth=int(word))
     if word == "auto":
         return Arm(word, "adaptive", (("depth", "auto"),))
     if not re.fullmatch(r"[a-z][a-z0-9_-]*(:[0-9=:]+)?", word):

@@ -1,7 +1,7 @@
 """Engines in this process as arms: launched once, shared where they can be, driven step by step.
 
-Every fixed depth runs on one engine with its drafter loaded, the adaptive one's if there is one; `plain` is
-another, launched without a drafter. All have the same pages. One runs at a time.
+All fixed depths run on one engine with its drafter loaded; each adaptive arm has its own, and `plain` one
+that was launched without a drafter. All have the same pages. One runs at a time.
 
 Knows nothing of rounds and passes, or of what the numbers are for.
 """
@@ -80,11 +80,6 @@ class Engines:
         self._config = dataclasses.replace(config, max_depth=max([config.max_depth, *depths]))
         self._factory = factory
         self._launched: dict[Launch, Launched | Exception] = {}
-        self._host: Launch = ()  # where fixed depths run
-        for arm in arms:
-            if arm.role == "adaptive" and arm.url is None and _is_known(self._config, arm.launch):
-                self._host = arm.launch
-                break
 
     @property
     def draft(self) -> str | None:
@@ -99,19 +94,10 @@ class Engines:
         Raises:
             PacelineError: it cannot be launched, or has no drafter and needs one.
         """
-        launched = self._launch_host() if arm.role == "fixed" else self._launch(arm.launch)
+        launched = self._launch(arm.launch)
         if arm.needs_drafter and launched.built.ready.max_depth == 0:
             raise ConfigError("the engine has no drafter (--draft names one)")
         return launched
-
-    def _launch_host(self) -> Launched:
-        try:
-            return self._launch(self._host)
-        except Exception:
-            if self._host == ():
-                raise
-            self._host = ()  # what keeps an adaptive engine from starting need not keep others
-            return self._launch(self._host)
 
     def _launch(self, launch: Launch) -> Launched:
         if launch not in self._launched:
@@ -137,14 +123,6 @@ def _with(config: EngineConfig, launch: Launch) -> EngineConfig:
             raise ConfigError(f"this build has no setting {name} (wanted: {value})")
     changes: dict[str, Any] = dict(launch)
     return dataclasses.replace(config, **changes)
-
-
-def _is_known(config: EngineConfig, launch: Launch) -> bool:
-    try:
-        _with(config, launch)
-    except ConfigError:
-        return False
-    return True
 
 
 class LocalTarget:

@@ -276,7 +276,7 @@ class _Watched:
         self._made_up = made_up.view(limits.num_rows, limits.deepest).to(device)
 
     def settle(self, settled: Settled) -> None:
-        """See `Drafter`. Part of every step, and so of the target's time."""
+        """See `Drafter`. Part of every step, and so of the target's time, though serving hides much of it."""
         self._inner.settle(settled)
 
     def wait(self) -> None:
@@ -316,6 +316,7 @@ class _Bench:
             decoding.append(RowStep(cell.num_rows, cell.num_prompt_tokens, samples=False))
         begun = self.clock()
         self._launch(rows=tuple(decoding))
+        self._watched.wait()
         ended = self.clock()
         self._launch(ends=tuple(start.row for start in starts))
         drafting = self._watched.finished - begun if cell.depth else 0.0

@@ -151,11 +151,13 @@ class ModelWorker:
     @contextlib.contextmanager
     def drafting_by(self, drafter: Drafter) -> Iterator[None]:
         """Put another drafter in the place of the worker's own, and that one back, as it was, at the end."""
+        self._wait_for_drafter()
         own = self._drafter, self._drafter_error
         self._drafter = drafter
         try:
             yield
         finally:
+            self._wait_for_drafter()
             self._drafter, self._drafter_error = own
 
     def prepare(self, params: SamplingParams) -> Future[Any] | None:
@@ -165,8 +167,7 @@ class ModelWorker:
     @torch.inference_mode()
     def launch(self, plan: Plan) -> Pending:
         """See `paceline.step.Worker`."""
-        if self._drafter is not None:
-            self._drafter.wait()  # until now, what the last step left to it went beside the host's work
+        self._wait_for_drafter()  # until now, what the last step left to it went on beside the host's work
         for row in plan.ends:
             self._sampler.end(row)
             self._grammars.end(row)
@@ -281,6 +282,13 @@ class ModelWorker:
             )
         except Exception as error:
             self._give_up(error)
+
+    def _wait_for_drafter(self) -> None:
+        if self._drafter is not None:
+            try:
+                self._drafter.wait()
+            except Exception as error:
+                self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
         """Go on without the drafter."""
