@@ -34,12 +34,12 @@ from common import FOLDER, Bar, Results, Row
 CONCURRENCY, TEMPERATURES = (1, 2, 4, 8, 16), (0.0, 0.8)
 MIX, MIX_CONCURRENCY, MIX_BAR = FOLDER / "data" / "mix.jsonl", (2, 4), 4
 MIN_PAIRS = 5  # behind a ratio that is held against a bar
-ARMS = {"--arms": "plain,1,2,3,auto", "--answer-len": "96"}
+ARMS = {"--arms": "plain,1,2,3,auto", "--answer-len": "96", "--turn-seconds": "0.25"}
 FLAGS = {
     **ARMS,
     "--natural-stop": "",
     "--warm-prompts": "",
-    "--min-tokens": "768",
+    "--min-tokens": "512",
     "--concurrency": "1,2,4,8,16",
     "--temperature": "0,0.8",
 }

@@ -97,6 +97,12 @@ def _add_work_flags(sweep: Parser) -> None:
         help="prompts come from the prefix cache: what is measured is decoding",
     )
     group.add_argument(
+        "--turn-seconds",
+        type=float,
+        metavar="X",
+        help="arms take turns of so long within a round, on engines of their own (default: whole rounds)",
+    )
+    group.add_argument(
         "--min-tokens", type=int, metavar="N", help="answer tokens of a round, at least (default: 256)"
     )
     group.add_argument(
@@ -175,6 +181,9 @@ def _options(args: argparse.Namespace, settings: Settings, arms: Sequence[Arm]) 
         answer_len=answer_len,
         natural_stop=args.natural_stop,
         warm_prompts=args.warm_prompts,
+        turn_seconds=None
+        if args.turn_seconds is None
+        else _at_least("--turn-seconds", args.turn_seconds, 0.05),
         min_tokens=_pick("--min-tokens", args.min_tokens, 128 if quick else 256, 1),
         prompts=args.prompts,
         max_prompt_chars=300 if quick and longest is None else longest,

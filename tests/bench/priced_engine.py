@@ -81,6 +81,9 @@ class PricedEngine:
     def abort(self, request_id: str) -> None:
         self.live.pop(request_id, None)
 
+    def rest(self) -> None:
+        pass
+
     def step(self) -> list[RequestOutput]:
         if len(self.live) == self.fails_at:
             raise RuntimeError("out of luck\nand of words")

@@ -9,8 +9,9 @@ Knows nothing of rounds and passes, or of what the numbers are for.
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -73,13 +74,17 @@ class Engines:
     Args:
         config: the settings common to all.
         arms: all that will ask.
+        is_shared: fixed depths run on one engine, one at a time; else each arm has its own.
     """
 
-    def __init__(self, config: EngineConfig, arms: Sequence[Arm], factory: Factory) -> None:
+    def __init__(
+        self, config: EngineConfig, arms: Sequence[Arm], factory: Factory, is_shared: bool = True
+    ) -> None:
+        self._is_shared = is_shared
         depths = [arm.depth for arm in arms if arm.depth is not None]
         self._config = dataclasses.replace(config, max_depth=max([config.max_depth, *depths]))
         self._factory = factory
-        self._launched: dict[Launch, Launched | Exception] = {}
+        self._launched: dict[tuple[Launch, int | None], Launched | Exception] = {}
 
     @property
     def draft(self) -> str | None:
@@ -94,19 +99,20 @@ class Engines:
         Raises:
             PacelineError: it cannot be launched, or has no drafter and needs one.
         """
-        launched = self._launch(arm.launch)
+        launched = self._launch(arm.launch, None if self._is_shared else arm.depth)
         if arm.needs_drafter and launched.built.ready.max_depth == 0:
             raise ConfigError("the engine has no drafter (--draft names one)")
         return launched
 
-    def _launch(self, launch: Launch) -> Launched:
-        if launch not in self._launched:
+    def _launch(self, launch: Launch, depth: int | None) -> Launched:
+        key = launch, depth
+        if key not in self._launched:
             try:
                 config = _with(self._config, launch)
-                self._launched[launch] = Launched(config, self._factory(config))
+                self._launched[key] = Launched(config, self._factory(config))
             except Exception as error:
-                self._launched[launch] = error
-        launched = self._launched[launch]
+                self._launched[key] = error
+        launched = self._launched[key]
         if isinstance(launched, Exception):
             raise launched
         if self._config.kv_cache_tokens is None:  # chosen from free memory; those to come get as many
@@ -162,6 +168,16 @@ class LocalTarget:
         Raises:
             PacelineError: a request was refused or failed, or the engine did.
         """
+        ride = self.begin(work)
+        ride.go_on(math.inf)
+        return ride.result()
+
+    def begin(self, work: Work) -> Ride:
+        """Get ready for the work, and send each client's first request.
+
+        Raises:
+            PacelineError: as `run`.
+        """
         concurrency = work.column.concurrency
         if concurrency > self._max_num_seqs:
             raise ConfigError(
@@ -169,31 +185,7 @@ class LocalTarget:
             )
         if self._warms_prompts:
             self._warm(work)
-        requests = {job: self.request(job) for job in work.jobs}  # made before the clock runs
-        deal, doing = Deal(work), dict[str, Job]()
-        before = self.stats()
-        loop = self.loop()
-
-        def send(job: Job) -> None:
-            doing[requests[job].request_id] = job
-            loop.send(requests[job])
-
-        num_steps = 0
-        try:
-            for job in deal.firsts:
-                send(job)
-            while loop.num_open == concurrency:
-                loop.step()
-                num_steps += 1
-                for request_id in loop.ended:
-                    following = deal.after(doing[request_id])
-                    if following is not None:
-                        send(following)
-        finally:
-            loop.give_up()
-        after = self.stats()
-        num_preempted = after.num_preemptions - before.num_preemptions
-        return sample(loop.traces, concurrency, num_preempted, drafting(before, after), num_steps)
+        return Ride(self, work, {job: self.request(job) for job in work.jobs})
 
     def _warm(self, work: Work) -> None:
         """Let every prompt go through the engine, for a token each."""
@@ -205,9 +197,14 @@ class LocalTarget:
         while loop.num_open:
             loop.step()
 
-    def loop(self) -> ClosedLoop:
+    def loop(self, clock: Clock | None = None) -> ClosedLoop:
         """Nothing in flight yet."""
-        return ClosedLoop(self._engine, self._clock)
+        return ClosedLoop(self._engine, clock or self._clock)
+
+    @property
+    def clock(self) -> Clock:
+        """Seconds."""
+        return self._clock
 
     def stats(self) -> SchedulerStats:
         """The engine's numbers of this moment."""
@@ -229,6 +226,71 @@ class LocalTarget:
         return request
 
 
+class Ride:
+    """A work under way, for a while at a time. On its own clock no time passes in between.
+
+    Args:
+        requests: of all jobs, made before the clock runs.
+    """
+
+    def __init__(self, target: LocalTarget, work: Work, requests: Mapping[Job, EngineRequest]) -> None:
+        self._target, self._requests = target, requests
+        self._concurrency, self._deal = work.column.concurrency, Deal(work)
+        self._ridden, self._began = 0.0, target.clock()
+        self._loop, self._doing = target.loop(self._now), dict[str, Job]()
+        self._before, self._num_steps = target.stats(), 0
+        for job in self._deal.firsts:
+            self._send(job)
+
+    def _now(self) -> float:
+        return self._ridden + self._target.clock() - self._began
+
+    def _send(self, job: Job) -> None:
+        request = self._requests[job]
+        self._doing[request.request_id] = job
+        self._loop.send(request)
+
+    def go_on(self, seconds: float) -> bool:
+        """Ride for so long, or until a client finds no job left; returns whether that is so.
+
+        Raises:
+            PacelineError: a request or the engine failed; the ride is over.
+        """
+        self._began = self._target.clock()
+        until = self._ridden + seconds
+        self._loop.rest()
+        try:
+            while (is_going := self._loop.num_open == self._concurrency) and self._now() < until:
+                self._loop.step()
+                self._num_steps += 1
+                for request_id in self._loop.ended:
+                    following = self._deal.after(self._doing[request_id])
+                    if following is not None:
+                        self._send(following)
+        except BaseException:
+            self._loop.give_up()
+            raise
+        self._ridden = self._now()
+        if not is_going:
+            self._loop.give_up()
+        return not is_going
+
+    def result(self) -> Sample:
+        """What it came to. After its end.
+
+        Raises:
+            PacelineError: the clients were never busy together.
+        """
+        before, after = self._before, self._target.stats()
+        num_preempted = after.num_preemptions - before.num_preemptions
+        drafted = drafting(before, after)
+        return sample(self._loop.traces, self._concurrency, num_preempted, drafted, self._num_steps)
+
+    def give_up(self) -> None:
+        """Abort what is open."""
+        self._loop.give_up()
+
+
 class ClosedLoop:
     """Requests in flight on an engine, and what became of each."""
 
@@ -248,6 +310,10 @@ class ClosedLoop:
         self._engine.add(request)
         self._open[request.request_id] = trace
         self.traces.append(trace)
+
+    def rest(self) -> None:
+        """Before a step that does not follow at once on the one before."""
+        self._engine.rest()
 
     def step(self) -> int:
         """Run a step; returns how many requests it ended.

@@ -50,6 +50,7 @@ class Options:
     answer_len: int
     natural_stop: bool
     warm_prompts: bool
+    turn_seconds: float | None
     min_tokens: int
     prompts: Path | None
     max_prompt_chars: int | None
@@ -85,7 +86,7 @@ class Workshop:
     @cached_property
     def engines(self) -> Engines:
         """Those in this process."""
-        return Engines(self._options.engine, self._arms, build)
+        return Engines(self._options.engine, self._arms, build, self._options.turn_seconds is None)
 
     def check_draft(self) -> None:
         """Raises ModelNotFoundError or ConfigError where arms would draft, and `--draft` names nothing."""
@@ -141,6 +142,7 @@ class Workshop:
             "answer_len": options.answer_len,
             "natural_stop": options.natural_stop,
             "warm_prompts": options.warm_prompts,
+            "turn_seconds": options.turn_seconds,
             "min_tokens": options.min_tokens,
             "max_prompt_chars": options.max_prompt_chars,
             "prefix_caching": options.engine.prefix_caching,
@@ -171,6 +173,7 @@ def sweep(arms: Sequence[Arm], options: Options, say: Say) -> Outcome:
         workload,
         workshop.open,
         num_rounds=options.num_rounds,
+        turn_seconds=options.turn_seconds,
         warmup_steps=options.warmup_steps,
         max_seconds=options.max_seconds,
         say=say,

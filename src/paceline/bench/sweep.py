@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from paceline.bench.arms import Arm
 from paceline.bench.window import Sample
@@ -28,11 +28,33 @@ from paceline.errors import EngineDeadError, ModelError, PacelineError
 
 NUM_PASSES = 2
 MIN_ROUNDS = 2  # in each pass, however short the time
-PAUSE = 0.1  # seconds before each turn, in which the threads of the arm before fall asleep
+PAUSE = 0.1  # seconds before each arm's work, in which the threads of the arm before fall asleep
+TURN_PAUSE = 0.01
 
 
 class ArmGoneError(PacelineError):
     """An arm is not there, and need not be asked again."""
+
+
+class Ride(Protocol):
+    """A work that is done for a while at a time."""
+
+    def go_on(self, seconds: float) -> bool:
+        """For so long, or to its end; returns whether that has come. Exceptions as of `Target.run`."""
+        ...
+
+    def result(self) -> Sample:
+        """After its end."""
+        ...
+
+
+@runtime_checkable
+class Divisible(Protocol):
+    """A target whose work can be divided into turns."""
+
+    def begin(self, work: Work) -> Ride:
+        """Get ready for the work."""
+        ...
 
 
 class Target(Protocol):
@@ -70,6 +92,7 @@ class Sweep:
     Args:
         open_target: makes an arm's target; called once an arm, when its first turn comes.
         num_rounds: in each pass and column.
+        turn_seconds: in a round the arms take turns of so long; None: each does its work in one go.
         warmup_steps: engine steps of an adaptive arm's warm-up at a column, at least. Where nobody counts
             steps, as on servers, it is one round.
         max_seconds: rounds beyond the first `MIN_ROUNDS` are dropped to end in this time; None: no limit.
@@ -84,6 +107,7 @@ class Sweep:
         open_target: Callable[[Arm], Target],
         *,
         num_rounds: int,
+        turn_seconds: float | None = None,
         warmup_steps: int = 0,
         max_seconds: float | None = None,
         say: Callable[[str], None],
@@ -93,6 +117,7 @@ class Sweep:
         self._arms, self._columns, self._workload = list(arms), sorted(columns), workload
         self._open_target = open_target
         self._num_rounds, self._warmup_steps = num_rounds, warmup_steps
+        self._turn_seconds = turn_seconds
         self._max_seconds = max_seconds
         self._say, self._clock, self._pause = say, clock, pause
         self._targets: dict[str, Target] = {}
@@ -172,15 +197,43 @@ class Sweep:
         if pass_id == 2:
             turns.reverse()
         samples = {}
-        for arm in turns:
-            with self._failing(arm, column):
+        divided = self._whole(turns, work) if self._turn_seconds is None else self._in_turns(turns, work)
+        for arm, begin, got in divided:
+            samples[arm.name] = got
+            if round_id > 0:
+                self.measurements.append(Measurement(column, arm.name, pass_id, round_id, begin, got))
+        return {arm.name: samples[arm.name] for arm in arms if arm.name in samples}
+
+    def _whole(self, arms: Sequence[Arm], work: Work) -> Iterator[tuple[Arm, float, Sample]]:
+        """The work of one arm after the other, and when each began."""
+        for arm in arms:
+            with self._failing(arm, work.column):
                 self._pause(PAUSE)
                 begin = self._clock() - self._began
-                got = self._targets[arm.name].run(work)
-                samples[arm.name] = got
-                if round_id > 0:
-                    self.measurements.append(Measurement(column, arm.name, pass_id, round_id, begin, got))
-        return {arm.name: samples[arm.name] for arm in arms if arm.name in samples}
+                yield arm, begin, self._targets[arm.name].run(work)
+
+    def _in_turns(self, arms: Sequence[Arm], work: Work) -> Iterator[tuple[Arm, float, Sample]]:
+        """The same in turns, every second time in reversed order; targets that cannot divide it go first."""
+        assert self._turn_seconds is not None
+        whole = [arm for arm in arms if not isinstance(self._targets[arm.name], Divisible)]
+        yield from self._whole(whole, work)
+        begin, rides = self._clock() - self._began, dict[Arm, Ride]()
+        for arm in arms:
+            target = self._targets[arm.name]
+            if isinstance(target, Divisible):
+                with self._failing(arm, work.column):
+                    rides[arm] = target.begin(work)
+        while rides:
+            for arm in list(rides):
+                is_over = True
+                with self._failing(arm, work.column):
+                    self._pause(TURN_PAUSE)
+                    is_over = rides[arm].go_on(self._turn_seconds)
+                    if is_over:
+                        yield arm, begin, rides[arm].result()
+                if is_over:
+                    del rides[arm]
+            rides = dict(reversed(rides.items()))
 
     def _able(self, column: Column) -> list[Arm]:
         """The arms that have not failed at this column, or altogether."""

@@ -79,6 +79,10 @@ class Engine:
         """End a request now; returns its final output, or None if it has had one or never came."""
         return self._preparing.drop(request_id) or self._scheduler.abort(request_id)
 
+    def rest(self) -> None:
+        """The caller was at something else: the time since the last step says nothing of the next."""
+        self._last_result = None
+
     def step(self) -> list[RequestOutput]:
         """Run one step to its end; returns at most one output for each request.
 

@@ -41,6 +41,10 @@ class StepEngine(Protocol):
         """Give a request up; unknown ids are ignored."""
         ...
 
+    def rest(self) -> None:
+        """Before a `step` that does not follow at once on the one before."""
+        ...
+
     def step(self) -> list[RequestOutput]:
         """Run one step and return what it gave. Raises EngineDeadError after a failure."""
         ...
