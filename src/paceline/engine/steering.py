@@ -57,9 +57,8 @@ class _Shadow:
 class _Ran(NamedTuple):
     """A step, when its results are there."""
 
-    number: int
     decision: Decision
-    num_tokens: int
+    found: list[RowResult | None]
     seconds: float | None
 
 
@@ -70,7 +69,8 @@ class Steering:
     policy: Policy
     trace: StepTrace | None = None
     _gains: Gains = field(default_factory=Gains)
-    _recent: deque[_Ran] = field(default_factory=lambda: deque(maxlen=NUM_RECENT))
+    _uncounted: list[_Ran] = field(default_factory=list)  # counting many at once costs a fraction
+    _recent: deque[tuple[int, _Ran]] = field(default_factory=lambda: deque(maxlen=NUM_RECENT))  # with numbers
     _views: dict[str, RowView] = field(default_factory=dict)
     _shadows: dict[str, list[_Shadow]] = field(default_factory=dict)
     _known: list[ShadowResult] = field(default_factory=list)
@@ -95,6 +95,7 @@ class Steering:
         """The same object as long as nothing in it changes: policies go by that."""
         view = self._views.get(row.key)
         if view is None:
+            self._count()
             self._gains.begin(row.key)
         if view is None or (view.max_depth, view.pinned) != (row.room, row.pinned):
             view = self._views[row.key] = RowView(row.key, row.room, row.pinned)
@@ -129,6 +130,7 @@ class Steering:
         """A request is over: what its last shadows guessed at will never be known."""
         self._views.pop(key, None)
         self._shadows.pop(key, None)
+        self._count()
         self._gains.end(key)
 
     def observe(self, decision: Decision, results: Mapping[str, RowResult], seconds: float | None) -> None:
@@ -156,11 +158,17 @@ class Steering:
         except Exception:
             self._give_up()
         self._known.clear()
-        self._gains.count(decision, found, seconds)
-        num_tokens = sum([len(got.token_ids) for got in found if got])
-        self._recent.append(_Ran(self._gains.num_steps, decision, num_tokens, seconds))
+        self._uncounted.append(_Ran(decision, found, seconds))
+        if len(self._uncounted) >= NUM_RECENT:
+            self._count()
         if self.trace is not None and seconds is not None:
             self.trace.add(decision, tuple([got.depth if got else 0 for got in found]), accepted, seconds)
+
+    def _count(self) -> None:
+        for ran in self._uncounted:
+            self._gains.count(*ran)
+            self._recent.append((self._gains.num_steps, ran))
+        self._uncounted.clear()
 
     def _give_up(self) -> None:
         """Go on plainly: requests can do without a policy."""
@@ -169,6 +177,7 @@ class Steering:
 
     def stats(self) -> PolicyStats:
         """The numbers of this moment."""
+        self._count()
         gains, policy = self._gains, self.policy
         explained = (
             (policy.num_trips, policy.drift, policy.acceptance()) if isinstance(policy, Explains) else None
@@ -191,22 +200,22 @@ class Steering:
             num_guard_trips=num_trips,
             drift=drift,
             acceptance=list(acceptance),
-            recent=[_shown(ran) for ran in self._recent],
+            recent=[_shown(number, ran) for number, ran in self._recent],
         )
 
 
-def _shown(ran: _Ran) -> RecentStep:
+def _shown(number: int, ran: _Ran) -> RecentStep:
     decision = ran.decision
     rows_by_depth = [0] * (decision.depth + 1)
     for depth in decision.depths:
         rows_by_depth[depth] += 1
     return RecentStep(
-        number=ran.number,
+        number=number,
         reason=decision.reason.value,
         rows_by_depth=rows_by_depth,
         num_prompt_tokens=decision.load.num_prompt_tokens,
         num_shadow=len(decision.shadow),
-        num_tokens=ran.num_tokens,
+        num_tokens=sum(len(got.token_ids) for got in ran.found if got),
         predicted_seconds=decision.predicted_seconds,
         plain_seconds=decision.plain_seconds,
         seconds=ran.seconds,

@@ -25,7 +25,7 @@ class GovernorConfig:
     dead_band: float = 0.015
     is_ragged: bool = True
     warms_up: bool = True
-    reuse: int = 4
+    reuse: int = 8
     acceptance: AcceptanceConfig = field(default_factory=AcceptanceConfig)
     shadow: ShadowConfig = field(default_factory=ShadowConfig)
     guard: GuardConfig = field(default_factory=GuardConfig)
