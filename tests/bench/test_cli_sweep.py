@@ -71,6 +71,7 @@ def test_bad_arms(words: list[str], urls: list[str], message: str) -> None:
         (["--warmup-steps", "-1"], "--warmup-steps must be at least 0, got -1"),
         (["--draft", "nosuch"], "no draft head 'nosuch'"),
         (["--draft", "nosuch", "--profile", "step"], "no draft head 'nosuch'"),
+        (["--turn-seconds", "0"], "--turn-seconds must be at least 0.05, got 0.0"),
         (["--rounds", "0"], "--rounds must be at least 1, got 0"),
         (["--minutes", "0"], "--minutes must be at least 0.1, got 0.0"),
         (["--answer-len", "2"], "--answer-len must be at least 4, got 2"),

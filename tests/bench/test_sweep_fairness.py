@@ -81,6 +81,59 @@ def test_warm_prompts_have_been_seen_before_the_clock_runs() -> None:
     assert (got.rate, got.num_tokens) == pytest.approx((expected.rate, expected.num_tokens))
 
 
+def test_in_short_turns_all_arms_meet_the_same_machine() -> None:
+    """One that is three times as slow every other second, which is about as long as an arm's work."""
+
+    def rates(turn_seconds: float | None) -> tuple[list[float], list[str]]:
+        bench, order = Bench(arm_of("plain"), arm_of("1")), []
+
+        def uneven(arm: Arm) -> Target:
+            class Uneven(PricedEngine):
+                def step(self):  # type: ignore[no-untyped-def]
+                    order.append(arm.name)
+                    before = self.clock.now
+                    outputs = super().step()
+                    if int(before) % 2:
+                        self.clock.now += 2 * (self.clock.now - before)
+                    return outputs
+
+            engine = Uneven(bench.clock, PRICES, lambda _: 0, 0 if arm.role == "plain" else 4)
+            return LocalTarget(Launched(CONFIG, built(engine)), Words(), arm.depth, bench.clock)  # type: ignore[arg-type]
+
+        sweep = bench.sweep(loads=(4,), num_rounds=4)
+        sweep._open_target, sweep._turn_seconds = uneven, turn_seconds
+        sweep.run()
+        assert sweep.failures == []
+        found = {(m.arm, m.pass_id, m.round_id): m.sample.rate for m in sweep.measurements}
+        return [found["depth 1", p, r] / found["plain", p, r] for p in (1, 2) for r in range(1, 5)], order
+
+    expected = PRICES.rate(4, 1) / PRICES.rate(4, 0)
+    short, order = rates(0.1)
+    whole, _ = rates(None)
+    assert short == pytest.approx([expected] * 8, rel=0.12)
+    assert max(abs(ratio / expected - 1) for ratio in whole) > 0.2
+    changes = sum(a != b for a, b in zip(order, order[1:], strict=False))
+    assert changes > 50
+
+
+def test_time_stands_still_between_turns() -> None:
+    clock = Clock()
+    engine = PricedEngine(clock, PRICES, lambda _: 1, 4)
+    target = LocalTarget(Launched(CONFIG, built(engine)), Words(), None, clock)  # type: ignore[arg-type]
+    work = Workload(prompts(), 64, 640).work(Column(0.0, None, 4), 0)
+    whole, ride = target.run(work), target.begin(work)
+    num_turns = 0
+    while not ride.go_on(0.05):
+        clock.now += 7.0  # others
+        num_turns += 1
+    got = ride.result()
+    assert num_turns > 10
+    assert (got.rate, got.num_tokens, got.num_steps) == pytest.approx(
+        (whole.rate, whole.num_tokens, whole.num_steps)
+    )
+    assert not engine.live
+
+
 def lengths(request) -> int:  # type: ignore[no-untyped-def]
     return 6 + request.params.seed * 7 % 50
 

@@ -1,5 +1,7 @@
 """The loop itself, and what is left of it when the worker fails."""
 
+import time
+
 import pytest
 from engine_driver import make_request
 from fake_worker import EOS, VOCAB_SIZE, Done, FakeWorker, alone
@@ -57,6 +59,23 @@ def test_runs_requests_to_their_end():
     assert tokens == {request.request_id: alone(request, 100)[0] for request in requests}
     assert engine.step() == []
     assert engine.stats().num_generated_tokens == sum(map(len, tokens.values()))
+
+
+@pytest.mark.parametrize("rests", [True, False])
+def test_time_that_the_caller_was_away_is_no_steps(rests: bool):
+    engine, scheduler = make_engine(FakeWorker(CONFIG, NUM_PAGES))
+    seconds: list[float | None] = []
+    scheduler._steering.policy.observe = lambda observation: seconds.append(observation.seconds)
+    engine.add(make_request("a", [1, 2, 3], max_tokens=12))
+    for _ in range(5):
+        engine.step()
+    time.sleep(0.2)
+    if rests:
+        engine.rest()
+    engine.step()
+    assert len(seconds) == 5, "the first step is the prompt's"
+    assert max(seconds[:-1]) < 0.1
+    assert (seconds[-1] < 0.1) == rests
 
 
 def test_abort_returns_the_final_output():

@@ -74,9 +74,16 @@ class Steering:
     _views: dict[str, RowView] = field(default_factory=dict)
     _shadows: dict[str, list[_Shadow]] = field(default_factory=dict)
     _known: list[ShadowResult] = field(default_factory=list)
+    _last: tuple[Sequence[Candidate], Round] | None = None  # what was decided, if it may be repeated
+    _num_repeats: int = 0  # left
 
     def decide(self, rows: Sequence[Candidate], num_prompt_tokens: int) -> Round:
         """The depths of a step over these decoding rows, with so many prompt tokens beside them."""
+        if self._num_repeats and self._last is not None and not num_prompt_tokens:
+            before, chosen = self._last
+            if _are_alike(before, rows):
+                self._num_repeats -= 1
+                return chosen
         views = tuple([self._view(row) for row in rows])
         load = Load(len(rows), sum(row.context_len for row in rows), num_prompt_tokens)
         try:
@@ -89,7 +96,9 @@ class Steering:
             for row, depth in zip(rows, decision.depths, strict=True)
         }
         shadows = {rows[i].key: decision.shadow_depth for i in decision.shadow}
-        return Round(decision, depths, shadows)
+        chosen = Round(decision, depths, shadows)
+        self._last, self._num_repeats = (rows, chosen), decision.repeat
+        return chosen
 
     def _view(self, row: Candidate) -> RowView:
         """The same object as long as nothing in it changes: policies go by that."""
@@ -173,7 +182,7 @@ class Steering:
     def _give_up(self) -> None:
         """Go on plainly: requests can do without a policy."""
         log.exception("the policy failed; from now on nothing is drafted that no request asks for")
-        self.policy = Fixed(0)
+        self.policy, self._last = Fixed(0), None
 
     def stats(self) -> PolicyStats:
         """The numbers of this moment."""
@@ -202,6 +211,16 @@ class Steering:
             acceptance=list(acceptance),
             recent=[_shown(number, ran) for number, ran in self._recent],
         )
+
+
+def _are_alike(before: Sequence[Candidate], rows: Sequence[Candidate]) -> bool:
+    """Whether these are the same rows, with the same room."""
+    return len(before) == len(rows) and all(
+        [
+            a.key == b.key and a.room == b.room and a.pinned == b.pinned
+            for a, b in zip(before, rows, strict=True)
+        ]
+    )
 
 
 def _shown(number: int, ran: _Ran) -> RecentStep:

@@ -75,6 +75,7 @@ class Governor:
         self._untaken: list[tuple[Observation, int]] = []  # rounds to learn from, and when they were decided
         self._codes: list[int] | None = None  # of the rows as the book has them; None: to be looked up
         self._now = 0
+        self._num_since = 0  # rounds observed since the last decision: more than one where it was repeated
         self._site = -1
 
     @property
@@ -115,7 +116,8 @@ class Governor:
         Several rounds at once: after a step nothing of this code is in the processor's caches, and what costs
         microseconds then costs a tenth for the rounds that follow at once.
         """
-        self._untaken.append((observation, self._now))
+        self._untaken.append((observation, self._now + self._num_since))
+        self._num_since += 1
         if len(self._untaken) >= _MANY:
             self._learn()
 
@@ -134,12 +136,13 @@ class Governor:
         """
         if load.num_rows != len(rows):
             raise PolicyError(f"load has {load.num_rows} rows, and {len(rows)} are given")
-        self._now += 1
+        self._now += max(1, self._num_since)
+        self._num_since = 0
         codes = self._look(rows)
         if self._is_good(load, codes):
             assert self._plan is not None
             reason = Reason.PAYS if self._plan.choice.num_items else Reason.COSTS
-            return self._decision(load, codes, self._plan, reason)
+            return self._decision(load, codes, self._plan, reason, is_lasting=True)
         self._learn()
         codes = self._look(rows)
         scene = self._stage.scene(load, codes)
@@ -229,7 +232,7 @@ class Governor:
         if is_clean and guard.wants_control(scene.site, self._now):
             guard.spend(self._now)
             return self._decision(load, codes, plain, Reason.GUARD, is_control=True)
-        return self._decision(load, codes, plan, Reason.PAYS)
+        return self._decision(load, codes, plan, Reason.PAYS, is_lasting=not load.num_prompt_tokens)
 
     def _rest(self, scene: Scene, plain: _Plan, reason: Reason) -> Decision:
         """No row drafts in earnest; some may in the shadow."""
@@ -249,7 +252,8 @@ class Governor:
                 self._memory.doubt_acceptance({spelled.drafter for _, spelled in scene.free})
         if shadow and reason is Reason.COSTS:
             reason = Reason.PROBE
-        return self._decision(scene.load, scene.codes, plain, reason, shadow)
+        is_lasting = not shadow and not scene.load.num_prompt_tokens
+        return self._decision(scene.load, scene.codes, plain, reason, shadow, is_lasting=is_lasting)
 
     def _warmup_depth(self, scene: Scene, choice: Choice) -> int | None:
         """The depth to run so as to learn what it costs or yields; None: nothing is to be learnt now."""
@@ -305,6 +309,7 @@ class Governor:
         reason: Reason,
         shadow: tuple[int, ...] = (),
         is_control: bool = False,
+        is_lasting: bool = False,
     ) -> Decision:
         drift = self._memory.served.drift
         return Decision(
@@ -318,6 +323,7 @@ class Governor:
             predicted_tokens=plan.choice.expected,
             predicted_seconds=plan.choice.seconds * drift,
             plain_seconds=plan.plain.seconds * drift,
+            repeat=max(0, plan.until - self._now) if is_lasting else 0,
         )
 
 
