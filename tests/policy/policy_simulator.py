@@ -61,6 +61,7 @@ class Server:
     Args:
         lag: decisions made between a step and its results.
         noise: relative standard deviation of a step's time.
+        repeats: 1: decisions are run again as often as they say.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Server:
         self.policy, self.truth, self.chances = policy, truth, chances
         self.noise, self.lag = options.get("noise", 0.05), int(options.get("lag", 0))
         self.random = random.Random(options.get("seed", 1))
+        self.repeats, self.num_repeats = bool(options.get("repeats", 0)), 0
         self.lens: dict[int, int] = {}
         self.views: dict[int, RowView] = {}
         self.late: list[Observation] = []
@@ -99,7 +101,11 @@ class Server:
         """One step with that many requests."""
         rows = self.rows(num_rows)
         load = Load(num_rows, sum(self.lens.setdefault(i, 100) for i in range(num_rows)), num_prompt_tokens)
-        decision = self.policy.decide(load, rows)
+        if self.num_repeats and self.decisions[-1].rows == rows and not num_prompt_tokens:
+            decision, self.num_repeats = self.decisions[-1], self.num_repeats - 1
+        else:
+            decision = self.policy.decide(load, rows)
+            self.num_repeats = decision.repeat if self.repeats else 0
         for index in decision.shadow:
             start = self.lens[index]
             matched = min(self.matches(index, start), decision.shadow_depth)

@@ -63,16 +63,27 @@ class TestLies:
             "no calibration": None,
         }.get(lie, TRUTH)
         config = {"a x 3": prior(min(0.95, 3 * chances[0])), "a / 3": prior(chances[0] / 3)}.get(lie)
-        server = Server(Governor(model, config=config), chances=same(*chances), seed=num_rows)
+        server = Server(Governor(model, config=config), chances=same(*chances), seed=num_rows, repeats=1)
         server.run(200, num_rows)
         assert server.against_best(300, num_rows) > 0.95
 
 
+def test_rounds_of_a_repeated_decision_count_as_any() -> None:
+    governor = Governor(TRUTH)
+    server, asked = Server(governor, repeats=1), []
+    decide = governor.decide
+    governor.decide = lambda load, rows: asked.append(load) or decide(load, rows)  # type: ignore[method-assign]
+    server.run(800, 2)
+    assert 0 <= 800 - governor.num_rounds < GovernorConfig().reuse
+    assert len(asked) < 300
+    assert server.against_best(400, 2) > 0.95
+
+
 class TestLoad:
-    @pytest.mark.parametrize("lag", [0, 1])
-    def test_back_at_the_right_depth_as_soon_as_the_load_leaves(self, lag: int) -> None:
+    @pytest.mark.parametrize(("lag", "repeats"), [(0, 0), (1, 0), (0, 1), (1, 1)])
+    def test_back_at_the_right_depth_as_soon_as_the_load_leaves(self, lag: int, repeats: int) -> None:
         """Four minutes at 48 requests, served at depth 0; before that, a short while alone."""
-        server = Server(Governor(TRUTH), lag=lag)
+        server = Server(Governor(TRUTH), lag=lag, repeats=repeats)
         server.run(150, 1)
         server.run(3000, 48)
         assert sum(server.times[150:]) > 180

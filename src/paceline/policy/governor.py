@@ -301,6 +301,13 @@ class Governor:
         self._tried[depth] += LONG * num_rows
         return depth
 
+    def _num_repeats(self, plan: _Plan) -> int:
+        """How many rounds more a plan is good for."""
+        last = plan.until
+        if self._config.warms_up:
+            last = min(last, self._warmup.next_at(plan.site, self._now + 1) - 1)
+        return max(0, last - self._now)
+
     def _decision(
         self,
         load: Load,
@@ -323,7 +330,7 @@ class Governor:
             predicted_tokens=plan.choice.expected,
             predicted_seconds=plan.choice.seconds * drift,
             plain_seconds=plan.plain.seconds * drift,
-            repeat=max(0, plan.until - self._now) if is_lasting else 0,
+            repeat=self._num_repeats(plan) if is_lasting else 0,
         )
 
 

@@ -68,6 +68,11 @@ class Warmup:
         site = self._sites.setdefault(rows, _Site(now))
         return site.left > 0 or now >= site.next_at
 
+    def next_at(self, rows: int, now: int) -> int:
+        """The first round, from `now` on, in which it is due."""
+        site = self._sites.setdefault(rows, _Site(now))
+        return now if site.left else max(now, site.next_at)
+
     def depth(
         self,
         rows: int,
