@@ -379,3 +379,33 @@ def test_depth_zero_alone_is_a_policy_too() -> None:
     server = Server(Governor(TRUTH, depths=(0,)), chances=COMMON)
     server.run(50, 2)
     assert {d.depth for d in server.decisions} == {0}
+
+
+class TestOddities:
+    """What a loop may do, and costs may be, that no server of ours does."""
+
+    def _round(self, governor: Governor, num_prompt_tokens: int = 0, **more: object) -> Observation:
+        rows = (RowView("a", 4), RowView("b", 4))
+        decision = governor.decide(Load(2, 200, num_prompt_tokens), rows)
+        return Observation(decision, (0,) * 2, 0.01, **more)  # type: ignore[arg-type]
+
+    def test_rounds_are_learnt_from_though_nobody_asks_again(self) -> None:
+        governor = Governor(TRUTH)
+        observation = self._round(governor)
+        for _ in range(1000):
+            governor.observe(observation)
+        assert len(governor._untaken) < 100
+
+    def test_shadows_of_a_row_that_nobody_knows_say_nothing(self) -> None:
+        told, other = Governor(TRUTH), Governor(TRUTH)
+        for start in (5, 7, 9):
+            told.observe(self._round(told, shadows=(ShadowResult("nobody", start, 4, 1),)))
+            other.observe(self._round(other))
+        assert told.acceptance() == other.acceptance()
+
+    def test_prompt_tokens_that_seem_to_cost_less_than_nothing_correct_nothing(self) -> None:
+        costs = replace(TRUTH, prompt=Curve([(0, 0.0), (16, -1.0)]))
+        governor = Governor(costs)
+        governor.observe(self._round(governor, num_prompt_tokens=16))
+        assert governor.drift == 1.0
+        assert governor._memory.served.prompt_factor(1, 5) == 1.0
