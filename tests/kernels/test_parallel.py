@@ -173,13 +173,15 @@ def test_a_worker_that_comes_late_finds_no_task_of_the_next_run() -> None:
 
 
 @pytest.mark.usefixtures("busy_machine")
-def test_programs_may_be_dropped_while_workers_lag() -> None:
+@pytest.mark.parametrize(("is_started", "num_runs"), [(False, 5_000), (True, 3_000)])
+def test_programs_may_be_dropped_while_workers_lag(is_started: bool, num_runs: int) -> None:
     """A worker that was put aside looks at a job long after its end: it must still be there."""
     team = Team(3)
-    for i in range(5_000):
+    for i in range(num_runs):
         cells = np.zeros(6, np.int64)
         phases = [count.bind(cells, np.zeros(6, np.int64), np.zeros(1, np.int64), num_tasks=6)] * 3
-        team.run(Program(phases))
+        (team.start if is_started else team.run)(Program(phases))
+        team.finish()
         assert cells.tolist() == [3] * 6, i
     team.close()
 
@@ -230,18 +232,6 @@ def test_what_was_lent_lives_until_the_end() -> None:
     assert seen() is not None
     team.finish()
     assert seen() is None
-    team.close()
-
-
-@pytest.mark.usefixtures("busy_machine")
-def test_started_programs_may_be_dropped() -> None:
-    team = Team(3)
-    for i in range(3_000):
-        cells = np.zeros(6, np.int64)
-        phases = [count.bind(cells, np.zeros(6, np.int64), np.zeros(1, np.int64), num_tasks=6)] * 3
-        team.start(Program(phases))
-        team.finish()
-        assert cells.tolist() == [3] * 6, i
     team.close()
 
 

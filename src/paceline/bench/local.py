@@ -286,10 +286,6 @@ class Ride:
         drafted = drafting(before, after)
         return sample(self._loop.traces, self._concurrency, num_preempted, drafted, self._num_steps)
 
-    def give_up(self) -> None:
-        """Abort what is open."""
-        self._loop.give_up()
-
 
 class ClosedLoop:
     """Requests in flight on an engine, and what became of each."""

@@ -145,8 +145,7 @@ class PackedHead:
         s = self._settlings.get(len(features), self._settling)
         s.token_ids.set(EMBED_IDS, token_ids.data_ptr())
         s.features.set(GEMM_X, features.data_ptr())
-        s.keep.set(MOVE_FROM, last.data_ptr())
-        s.keep.set(MOVE_TO, rows.data_ptr())
+        _move(s.keep, last, rows)
         self._team.start(s.program, token_ids, features, last, rows)
 
     def _settle_bulk(
@@ -158,8 +157,7 @@ class PackedHead:
         s.token_ids.set(EMBED_IDS, token_ids.data_ptr())
         self._team.run(s.make_pair)
         s.kv.copy_(linear(s.pair.to(w.dense_kv.dtype), w.dense_kv))
-        s.keep.set(MOVE_FROM, last.data_ptr())
-        s.keep.set(MOVE_TO, rows.data_ptr())
+        _move(s.keep, last, rows)
         self._team.run(s.write)
 
     def wait(self) -> None:
@@ -256,6 +254,12 @@ class PackedHead:
                 pair, 0 if residual is None else residual, int(c.norm_before_residual), num_tasks=len(h),
             ),
         )  # fmt: skip
+
+
+def _move(phase: Phase, sources: torch.Tensor, outs: torch.Tensor) -> None:
+    """Let a `move_rows` go between these rows, int64 each."""
+    phase.set(MOVE_FROM, sources.data_ptr())
+    phase.set(MOVE_TO, outs.data_ptr())
 
 
 def _later(num_rows: int, num_columns: int) -> torch.Tensor:

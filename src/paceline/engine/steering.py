@@ -57,8 +57,9 @@ class _Shadow:
 class _Ran(NamedTuple):
     """A step, when its results are there."""
 
+    number: int
     decision: Decision
-    found: list[RowResult | None]
+    num_tokens: int
     seconds: float | None
 
 
@@ -69,8 +70,9 @@ class Steering:
     policy: Policy
     trace: StepTrace | None = None
     _gains: Gains = field(default_factory=Gains)
-    _uncounted: list[_Ran] = field(default_factory=list)  # counting many at once costs a fraction
-    _recent: deque[tuple[int, _Ran]] = field(default_factory=lambda: deque(maxlen=NUM_RECENT))  # with numbers
+    # Decision, results, seconds: counting many at once costs a fraction.
+    _uncounted: list[tuple[Decision, list[RowResult | None], float | None]] = field(default_factory=list)
+    _recent: deque[_Ran] = field(default_factory=lambda: deque(maxlen=NUM_RECENT))
     _views: dict[str, RowView] = field(default_factory=dict)
     _shadows: dict[str, list[_Shadow]] = field(default_factory=dict)
     _known: list[ShadowResult] = field(default_factory=list)
@@ -167,16 +169,17 @@ class Steering:
         except Exception:
             self._give_up()
         self._known.clear()
-        self._uncounted.append(_Ran(decision, found, seconds))
+        self._uncounted.append((decision, found, seconds))
         if len(self._uncounted) >= NUM_RECENT:
             self._count()
         if self.trace is not None and seconds is not None:
             self.trace.add(decision, tuple([got.depth if got else 0 for got in found]), accepted, seconds)
 
     def _count(self) -> None:
-        for ran in self._uncounted:
-            self._gains.count(*ran)
-            self._recent.append((self._gains.num_steps, ran))
+        for decision, found, seconds in self._uncounted:
+            self._gains.count(decision, found, seconds)
+            num_tokens = sum([len(got.token_ids) for got in found if got])
+            self._recent.append(_Ran(self._gains.num_steps, decision, num_tokens, seconds))
         self._uncounted.clear()
 
     def _give_up(self) -> None:
@@ -209,7 +212,7 @@ class Steering:
             num_guard_trips=num_trips,
             drift=drift,
             acceptance=list(acceptance),
-            recent=[_shown(number, ran) for number, ran in self._recent],
+            recent=[_shown(ran) for ran in self._recent],
         )
 
 
@@ -223,18 +226,18 @@ def _are_alike(before: Sequence[Candidate], rows: Sequence[Candidate]) -> bool:
     )
 
 
-def _shown(number: int, ran: _Ran) -> RecentStep:
+def _shown(ran: _Ran) -> RecentStep:
     decision = ran.decision
     rows_by_depth = [0] * (decision.depth + 1)
     for depth in decision.depths:
         rows_by_depth[depth] += 1
     return RecentStep(
-        number=number,
+        number=ran.number,
         reason=decision.reason.value,
         rows_by_depth=rows_by_depth,
         num_prompt_tokens=decision.load.num_prompt_tokens,
         num_shadow=len(decision.shadow),
-        num_tokens=sum(len(got.token_ids) for got in ran.found if got),
+        num_tokens=ran.num_tokens,
         predicted_seconds=decision.predicted_seconds,
         plain_seconds=decision.plain_seconds,
         seconds=ran.seconds,

@@ -15,9 +15,9 @@ class GovernorConfig:
     """All settings, each with a default that holds everywhere.
 
     Args:
-        dead_band: a depth gives way only to one whose rate is better by this share. is_ragged: rows of one
-        step may have different depths. Without it all rows that have no depth of their own
-            get the same, as far as they have room.
+        dead_band: a depth gives way only to one whose rate is better by this share.
+        is_ragged: rows of one step may have different depths. Without it all rows that have no depth of
+            their own get the same, as far as they have room.
         warms_up: depths run out of turn until their cost is a served one.
         reuse: rounds that a choice is good for while the load stays the same; 1: choose anew at every step.
     """

@@ -65,8 +65,7 @@ class Warmup:
 
     def is_due(self, rows: int, now: int) -> bool:
         """Whether `depth` might give one in round `now`."""
-        site = self._sites.setdefault(rows, _Site(now))
-        return site.left > 0 or now >= site.next_at
+        return self.next_at(rows, now) == now
 
     def next_at(self, rows: int, now: int) -> int:
         """The first round, from `now` on, in which it is due."""

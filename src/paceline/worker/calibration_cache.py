@@ -100,12 +100,8 @@ def read(path: Path, identity: Identity) -> Stored | None:
     try:
         spread = stored.get("spread")
         return Stored(CostModel.from_dict(costs), None if spread is None else float(spread))
-    except (
-        PolicyError,
-        ArithmeticError,
-        TypeError,
-        ValueError,
-    ) as error:  # an infinite size is no PolicyError
+    # Not all that can be wrong is a PolicyError: an infinite size is none.
+    except (PolicyError, ArithmeticError, TypeError, ValueError) as error:
         raise RefusedError(f"{path} is damaged: {error}") from None
 
 

@@ -25,7 +25,6 @@ from paceline.worker.grammar import Cursor, masked
 from paceline.worker.sampling import Prefix, SamplerState, draw_torch, sample, without_nan
 
 _OWN_NAMES = np.empty(0, np.int64)  # each column is its own token
-_NOBODY = np.empty(0, np.int64)
 
 
 class CoupledChoice:
@@ -53,7 +52,7 @@ class CoupledChoice:
         self.probs: Tensor | None = None
         self._state, self._rows, self._lengths = state, drafting.rows, drafting.lengths
         self._cursors = dict(cursors or {})
-        self._asking = np.array(asking, np.int64) if asking else _NOBODY
+        self._asking = np.array(asking, np.int64)
         if device.type == "cpu":
             rows = drafting.rows.tolist()
             self._special = [i for i, r in enumerate(rows) if i in self._cursors or state.changes_logits(r)]
@@ -70,7 +69,7 @@ class CoupledChoice:
             if self.probs is None:
                 self.probs = torch.zeros(self._shape, device=logits.device)
             self._note_probabilities(step, logits, self.probs)
-        special = [i for i in self._special if i < num] if self._special else self._special
+        special = [i for i in self._special if i < num]
         if len(special) == num:
             token_ids = torch.empty(num, dtype=torch.int64, device=logits.device)
         else:

@@ -86,7 +86,7 @@ def propose(
     token_ids = placed(drafts, drafting.depths, places, len(plan.rows), sampler.vocab_size)
     depths = [s.depth if s.samples else 0 for s in plan.rows]
     if trims:
-        depths = [sum(map((0).__le__, row)) for row in token_ids.tolist()]
+        depths = [sum([draft != NO_DRAFT for draft in row]) for row in token_ids.tolist()]
     return Proposals(depths, token_ids, cursors, probs, shadows, trims)
 
 
