@@ -25,6 +25,7 @@ from paceline.policy import (
     ShadowResult,
 )
 from paceline.policy import rows as rows_module
+from paceline.policy.warmup import FAR_BEHIND, SPACING_AGAIN
 
 EASY, HOPELESS = (0.9, 0.9, 0.9, 0.9), (0.03, 0.03, 0.03, 0.03)
 
@@ -143,10 +144,14 @@ class TestBounds:
         assert 0 < sum(controls) <= 0.005 * len(controls)
         assert all(d.depth == 0 for d in server.decisions if d.is_control)
 
-    def test_warm_up_ends(self) -> None:
+    def test_warm_up_ends_but_for_close_rivals_now_and_then(self) -> None:
         server = Server(Governor(TRUTH))
         server.run(1500, 4)
-        assert all(d.reason is not Reason.WARMUP for d in server.decisions[600:])
+        late = [d.reason is Reason.WARMUP for d in server.decisions[600:]]
+        assert 0 < sum(late) <= 900 / SPACING_AGAIN
+        best = server.true_rate(4, server.best(4))
+        again = {d.depth for d in server.decisions[600:] if d.reason is Reason.WARMUP}
+        assert all(server.true_rate(4, depth) > (1 - FAR_BEHIND) * best for depth in again)
 
     def test_no_warm_up_if_it_is_not_wanted(self) -> None:
         server = Server(Governor(TRUTH, config=GovernorConfig(warms_up=False)))
@@ -199,9 +204,9 @@ class TestRagged:
     def test_prompts_are_priced(self) -> None:
         """Beside a prompt a token more has no stair to climb: rows draft that would not in a step alone."""
         server = Server(Governor(TRUTH))
-        server.run(300, 3)
-        alone = server.round(3)
-        beside = server.round(3, num_prompt_tokens=256)
+        server.run(300, 5)
+        alone = server.round(5)
+        beside = server.round(5, num_prompt_tokens=256)
         assert sum(beside.depths) > sum(alone.depths)
         assert beside.predicted_seconds is not None
         assert beside.predicted_seconds > 0.2

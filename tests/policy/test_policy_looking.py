@@ -13,10 +13,37 @@ from paceline.policy import GuardConfig, PolicyError, ShadowConfig, ShadowResult
 from paceline.policy.doubt import LEAST, MOST, insurance
 from paceline.policy.guard import Guard
 from paceline.policy.shadow import Shadows
-from paceline.policy.warmup import NUM_CLOSE, NUM_SURE, SPACING, Warmup, is_sure, reach
+from paceline.policy.warmup import (
+    FAR_BEHIND,
+    NUM_CLOSE,
+    NUM_SURE,
+    SHARE,
+    SPACING,
+    SPACING_AGAIN,
+    Warmup,
+    is_sure,
+    reach,
+)
+
+
+def far(depth: int) -> float | None:
+    return 1.0
 
 
 class TestWarmup:
+    def test_close_rivals_are_served_again_the_closer_the_sooner(self) -> None:
+        gaps = {0: 0.05, 1: None, 2: 0.0, 3: 0.1, 4: FAR_BEHIND}
+        warmup, ran = Warmup(tuple(gaps)), []
+        for now in range(1, 2001):
+            if warmup.is_due(5, now):
+                ran.append((now, warmup.depth(5, now, lambda d: 99, lambda d: True, lambda: None, gaps.get)))
+        again = {depth: [now for now, of in ran if of == depth] for depth in gaps}
+        assert again[1] == again[4] == []
+        assert len(again[2]) == pytest.approx(2000 / SPACING_AGAIN, abs=3)
+        for depth in (0, 3):
+            share = len(again[depth]) * (gaps[depth] or 0.0) / 2000
+            assert SHARE / 2 < share <= SHARE
+
     def test_every_depth_that_might_pay_is_visited_and_then_none(self) -> None:
         warmup, visits, ran = Warmup((0, 1, 2, 3)), {0: 0, 1: 99, 2: 0, 3: 0}, []
         enough = {0: 3, 1: 99, 2: 99, 3: 0}
@@ -24,7 +51,7 @@ class TestWarmup:
             depth = None
             if warmup.is_due(7, now):
                 depth = warmup.depth(
-                    7, now, visits.__getitem__, lambda d: visits[d] < enough[d], lambda: None
+                    7, now, visits.__getitem__, lambda d: visits[d] < enough[d], lambda: None, far
                 )
             ran.append(depth)
             visits[1 if depth is None else depth] += 1
@@ -37,7 +64,7 @@ class TestWarmup:
     def test_a_depth_that_is_never_timed_is_given_up(self) -> None:
         warmup = Warmup((0, 1))
         ran = [
-            warmup.depth(1, now, lambda d: 0, lambda d: True, lambda: None)
+            warmup.depth(1, now, lambda d: 0, lambda d: True, lambda: None, far)
             for now in range(1, 2000)
             if warmup.is_due(1, now)
         ]
@@ -48,7 +75,7 @@ class TestWarmup:
         for now in range(1, 200):
             if warmup.is_due(1, now):
                 doubt = lambda: doubts.pop() if doubts else None  # noqa: E731
-                ran.append(warmup.depth(1, now, lambda d: 0, lambda d: True, doubt))
+                ran.append(warmup.depth(1, now, lambda d: 0, lambda d: True, doubt, far))
         assert ran[:48] == [2] * 48
         assert set(ran[48:]) == {0}
 

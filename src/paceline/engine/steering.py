@@ -83,7 +83,7 @@ class Steering:
         """The depths of a step over these decoding rows, with so many prompt tokens beside them."""
         if self._num_repeats and self._last is not None and not num_prompt_tokens:
             before, chosen = self._last
-            if _are_alike(before, rows):
+            if _is_good_for(chosen, before, rows):
                 self._num_repeats -= 1
                 return chosen
         views = tuple([self._view(row) for row in rows])
@@ -216,11 +216,12 @@ class Steering:
         )
 
 
-def _are_alike(before: Sequence[Candidate], rows: Sequence[Candidate]) -> bool:
-    """Whether these are the same rows, with the same room."""
+def _is_good_for(chosen: Round, before: Sequence[Candidate], rows: Sequence[Candidate]) -> bool:
+    """Whether what was decided for `before` may be repeated: the rows are the same, and have room for it."""
+    depths = chosen.depths
     return len(before) == len(rows) and all(
         [
-            a.key == b.key and a.room == b.room and a.pinned == b.pinned
+            a.key == b.key and a.pinned == b.pinned and b.room >= depths[a.key]
             for a, b in zip(before, rows, strict=True)
         ]
     )

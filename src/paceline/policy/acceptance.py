@@ -41,6 +41,7 @@ NUM_KINDS = len(_EXPONENTS)
 COMMON_KIND = 3  # of a row without evidence
 _LOW, _HIGH = 0.01, 0.99  # bounds of a mean, so that logarithms are finite
 _MAX_CHAINS = 4096
+_MANY = 64  # batches that are counted even if no estimate is asked for
 _NUM_SEEN = 60.0
 _OUTWEIGHS = 3.0  # times the prior's weight
 _LITTLE = 16.0  # positions reached, below which a row is sorted anew after each of its rounds
@@ -153,16 +154,22 @@ class Acceptance:
         self._kinds = [_Counts(max_depth) for _ in range(NUM_KINDS)]
         self._survivals: dict[int, tuple[float, ...]] = {}
         self._enough = max(_NUM_SEEN, _OUTWEIGHS * self._config.prior_weight)
+        self._conditional: tuple[float, ...] = ()
+        self._expected: list[float] = []  # accepted by a row like all, by the number of positions reached
+        self._untaken: list[list[tuple[int, int, int]]] = []  # batches: kind, reached, accepted
+        self._is_stale = True
         self._refresh()
 
     @property
     def conditional(self) -> tuple[float, ...]:
         """a_1, a_2, ...: the chance that a draft is accepted if all before it were; over all rows."""
+        self._refresh()
         return self._conditional
 
     @property
     def num_seen(self) -> float:
         """Rounds that count, discounted."""
+        self._refresh()
         return self._all.reached[0] if self._max_depth else 0.0
 
     @property
@@ -172,16 +179,18 @@ class Acceptance:
 
     def doubt(self) -> None:
         """Something contradicts the estimates: they now rest on half of what would make them known."""
-        self._all.shrink(self._enough / 2)
         self._refresh()
+        self._all.shrink(self._enough / 2)
+        self._is_stale = True
 
     def deviation(self, position: int) -> float:
         """Standard deviation of a_position (from 1), as the counts have it: the prior is no evidence."""
-        mean = self._conditional[position - 1]
+        mean = self.conditional[position - 1]
         return math.sqrt(mean * (1 - mean) / (self._all.reached[position - 1] + 1))
 
     def survivals(self, kind: int) -> tuple[float, ...]:
         """S_1, S_2, ...: the chance that a row of this kind accepts at least so many drafts."""
+        self._refresh()
         known = self._survivals.get(kind)
         if known is None:
             known = self._survivals[kind] = self._survivals_of(kind)
@@ -190,7 +199,7 @@ class Acceptance:
     def optimistic(self) -> tuple[float, ...]:
         """Survivals over all rows, every a_i two standard deviations higher than estimated, or than seen."""
         survivals, product = [], 1.0
-        for i, mean in enumerate(self._conditional):
+        for i, mean in enumerate(self.conditional):
             reached = self._all.reached[i]
             seen = self._all.accepted[i] / reached if reached else 0.0
             product *= min(1.0, max(mean, seen) + 2 * self.deviation(i + 1))
@@ -202,23 +211,38 @@ class Acceptance:
 
         Rounds that did not start where rounds start (the first after plain ones) are to be left out. A row
         with a depth of its own may go deeper than `max_depth`: what it says beyond is not kept.
+
+        Rows know at once what they have shown, compared with what was known when an estimate was last asked
+        for. The counts follow when one is asked for: several batches at once cost little.
         """
         if not rounds:
             return
-        config, deepest = self._config, self._max_depth
-        rounds = [(row, min(reached, deepest), min(accepted, deepest)) for row, reached, accepted in rounds]
-        alike = Counter((row.kind, reached, accepted) for row, reached, accepted in rounds)
+        config, deepest, expected = self._config, self._max_depth, self._expected
+        batch = []
+        for row, num_reached, num_accepted in rounds:
+            reached, accepted = min(num_reached, deepest), min(num_accepted, deepest)
+            batch.append((row.kind, reached, accepted))
+            row.add(reached, accepted, expected[reached], config)
+        self._untaken.append(batch)
+        self._is_stale = True
+        if len(self._untaken) >= _MANY:
+            self._refresh()
+
+    def _count(self, batch: Sequence[tuple[int, int, int]]) -> None:
+        config, alike = self._config, Counter(batch)
         self._all.add(((r, a, num) for (_, r, a), num in alike.items()), config, config.max_rounds)
         for kind in {kind for kind, _, _ in alike} - {COMMON_KIND}:
             own = ((r, a, num) for (k, r, a), num in alike.items() if k == kind)
             self._kinds[kind].add(own, config, config.max_kind_rounds)
-        expected = self._expected
-        for row, reached, accepted in rounds:
-            row.add(reached, accepted, expected[reached], config)
-        self._refresh()
 
     def _refresh(self) -> None:
-        """Everything that follows from the counts."""
+        """Everything that follows from the counts, if they have changed."""
+        if not self._is_stale:
+            return
+        self._is_stale = False
+        for batch in self._untaken:
+            self._count(batch)
+        self._untaken.clear()
         counts, weight = self._all, self._config.prior_weight
         means: list[float] = []
         for i in range(self._max_depth):
@@ -230,7 +254,7 @@ class Acceptance:
                 prior = min(max(means[-1] + (means[-1] - means[-2]) / 2, _LOW), _HIGH)
             means.append((counts.accepted[i] + weight * prior) / (counts.reached[i] + weight))
         self._conditional = tuple(means)
-        self._expected = [0.0]  # accepted by a row like all, by the number of positions reached
+        self._expected = [0.0]
         for mean in means:
             self._expected.append(self._expected[-1] + mean)
         self._survivals.clear()

@@ -22,10 +22,10 @@ class GovernorConfig:
         reuse: rounds that a choice is good for while the load stays the same; 1: choose anew at every step.
     """
 
-    dead_band: float = 0.015
+    dead_band: float = 0.02
     is_ragged: bool = True
     warms_up: bool = True
-    reuse: int = 8
+    reuse: int = 16
     acceptance: AcceptanceConfig = field(default_factory=AcceptanceConfig)
     shadow: ShadowConfig = field(default_factory=ShadowConfig)
     guard: GuardConfig = field(default_factory=GuardConfig)

@@ -30,6 +30,10 @@ from paceline.policy.types import Decision, Load, Observation, PolicyError, Reas
 from paceline.policy.warmup import LONG, NUM_TRIED, Warmup, is_sure, reach
 
 _MANY = 64  # rounds that are learnt from even if no choice is made
+_FEW = 4  # rows up to which what each has shown counts at once
+_MAX_PLANS = 64
+_FEW_REPEATS = 3
+_FEW_TIMES = 4  # as long
 
 _Depths = Mapping[
     int, tuple[int, int, int]
@@ -71,9 +75,9 @@ class Governor:
         self._warmup = Warmup(self._depths)
         self._last_limit: dict[int, int] = {}  # deepest draft that was chosen, by site
         self._tried: Counter[int] = Counter()  # rounds of rows that went deeper to see how it is accepted
-        self._plan: _Plan | None = None
+        self._plans: dict[int | tuple[int, ...], _Plan] = {}  # by number of rows, or codes where they are few
         self._untaken: list[tuple[Observation, int]] = []  # rounds to learn from, and when they were decided
-        self._codes: list[int] | None = None  # of the rows as the book has them; None: to be looked up
+        self._num_rounds_taken = 0  # of them, those whose rows' acceptance is learnt already
         self._now = 0
         self._num_since = 0  # rounds observed since the last decision: more than one where it was repeated
         self._site = -1
@@ -118,15 +122,22 @@ class Governor:
         """
         self._untaken.append((observation, self._now + self._num_since))
         self._num_since += 1
+        if len(observation.decision.rows) <= _FEW:
+            self._learn_rounds()
         if len(self._untaken) >= _MANY:
             self._learn()
 
+    def _learn_rounds(self) -> None:
+        for observation, _ in self._untaken[self._num_rounds_taken :]:
+            self._memory.observe_rounds(observation)
+        self._num_rounds_taken = len(self._untaken)
+
     def _learn(self) -> None:
-        if self._untaken:
-            for observation, now in self._untaken:
-                self._memory.observe(observation, now)
-            self._untaken.clear()
-            self._codes = None
+        self._learn_rounds()
+        for observation, now in self._untaken:
+            self._memory.observe(observation, now)
+        self._untaken.clear()
+        self._num_rounds_taken = 0
 
     def decide(self, load: Load, rows: tuple[RowView, ...]) -> Decision:
         """The depths of the next step. See `types.Policy`.
@@ -139,10 +150,10 @@ class Governor:
         self._now += max(1, self._num_since)
         self._num_since = 0
         codes = self._look(rows)
-        if self._is_good(load, codes):
-            assert self._plan is not None
-            reason = Reason.PAYS if self._plan.choice.num_items else Reason.COSTS
-            return self._decision(load, codes, self._plan, reason, is_lasting=True)
+        known = self._good_plan(load, codes)
+        if known is not None:
+            reason = Reason.PAYS if known.choice.num_items else Reason.COSTS
+            return self._decision(load, codes, known, reason, is_lasting=True)
         self._learn()
         codes = self._look(rows)
         scene = self._stage.scene(load, codes)
@@ -150,7 +161,10 @@ class Governor:
             self._site = scene.site
             self._memory.shadows.wake(self._now)
         plan = self._choose(scene)
-        self._plan = plan if scene.free and not load.num_prompt_tokens else None
+        if scene.free and not load.num_prompt_tokens:
+            if len(self._plans) >= _MAX_PLANS:
+                self._plans.clear()
+            self._plans[_key(codes)] = plan
         if not scene.free:
             has_pins = any(view.pinned is not None for view in rows)
             return self._decision(load, codes, plan, Reason.PINNED if has_pins else Reason.CAPACITY)
@@ -158,25 +172,46 @@ class Governor:
 
     def _look(self, rows: tuple[RowView, ...]) -> list[int]:
         """The codes of these rows."""
-        book = self._memory.rows
-        if self._codes is None or rows != book.views:
-            book.take(rows)
-            self._codes = book.codes()
-        return self._codes
+        self._memory.rows.take(rows)
+        return self._memory.rows.codes()
 
-    def _is_good(self, load: Load, codes: list[int]) -> bool:
-        """Whether the last plan holds for this step, and nothing else is due in it."""
-        plan, now, memory = self._plan, self._now, self._memory
-        if plan is None or now > plan.until or load.num_rows != plan.num_rows or load.num_prompt_tokens:
-            return False
+    def _good_plan(self, load: Load, codes: list[int]) -> _Plan | None:
+        """The plan that holds for this step, if there is one and nothing else is due in it."""
+        plan, now, memory = self._plans.get(_key(codes)), self._now, self._memory
+        if plan is None or now > plan.until or load.num_prompt_tokens:
+            return None
         if self._config.warms_up and self._warmup.is_due(plan.site, now):
-            return False
+            return None
         if plan.choice.num_items:
             if memory.guard.is_tripped(plan.site, now) or memory.guard.wants_control(plan.site, now):
-                return False
+                return None
         elif memory.shadows.is_due(now):
-            return False
-        return plan.depths.keys() >= set(codes)
+            return None
+        missing = set(codes) - plan.depths.keys()
+        return self._extended(plan, missing) if missing else plan
+
+    def _extended(self, plan: _Plan, codes: set[int]) -> _Plan | None:
+        """The plan for rows with these codes too, if it says something of rows like them.
+
+        They go as deep as those of the nearest kind. At almost every step of a large batch some request comes
+        or goes, is near its end or turns out to be of another kind: near enough until the next choice.
+        """
+        depths = dict(plan.depths)
+        decode = self._memory.rows.decode
+        for code in codes:
+            spelled = decode(code)
+            depth = spelled.depth
+            if not spelled.is_own:
+                near = [
+                    (abs(decode(other).kind - spelled.kind), of[2])
+                    for other, of in plan.depths.items()
+                    if not decode(other).is_own and decode(other).drafter == spelled.drafter
+                ]
+                if not near:
+                    return None
+                depth = min(depth, min(near)[1])
+            depths[code] = (depth, 0, depth)
+        return plan._replace(depths=depths)
 
     def _choose(self, scene: Scene) -> _Plan:
         """The best choice, or the one that ran before if it is nearly as good."""
@@ -190,7 +225,7 @@ class Governor:
             choices = best_by_depth(items, scene.base, scene.prices, self._depths, price)
         worth = [choice.expected - price * choice.seconds for choice in choices]
         best = worth.index(max(worth))
-        last = self._last_limit.get(scene.site)
+        last = self._last_limit.get(scene.site, 0)
         for i, choice in enumerate(choices):
             least = worth[best] - self._config.dead_band * choice.expected
             if choice.limit == last and worth[i] > least:
@@ -202,7 +237,7 @@ class Governor:
             depths = {code: of for (code, _), of in zip(scene.free, found, strict=True)}
         else:
             depths = self._same(scene, chosen.limit)
-        until = self._now + self._config.reuse - 1
+        until = self._now + self._config.reuse * (_FEW_TIMES if len(scene.codes) <= _FEW else 1) - 1
         return _Plan(until, scene.site, len(scene.codes), depths | self._own(scene), chosen, choices[0])
 
     def _same(self, scene: Scene, depth: int) -> dict[int, tuple[int, int, int]]:
@@ -288,7 +323,13 @@ class Governor:
                 return None
             return next((depth for depth in self._depths if rate(depth, True) > best), None)
 
-        return self._warmup.depth(site, now, num_visits, may_pay, in_doubt)
+        def gap(depth: int) -> float | None:
+            uniform = self._stage.uniform(scene, depth)
+            if depth == choice.limit and uniform.num_tokens == choice.num_tokens:
+                return None
+            return 1 - uniform.expected / uniform.seconds / best
+
+        return self._warmup.depth(site, now, num_visits, may_pay, in_doubt, gap)
 
     def _deeper(self, choice: Choice, num_rows: int, hope: Callable[[int], float]) -> int | None:
         """The next deeper depth, if its last drafts were rarely tried and may be better than they seem.
@@ -304,6 +345,8 @@ class Governor:
     def _num_repeats(self, plan: _Plan) -> int:
         """How many rounds more a plan is good for."""
         last = plan.until
+        if plan.num_rows <= _FEW:
+            last = min(last, self._now + _FEW_REPEATS)
         if self._config.warms_up:
             last = min(last, self._warmup.next_at(plan.site, self._now + 1) - 1)
         return max(0, last - self._now)
@@ -332,6 +375,11 @@ class Governor:
             plain_seconds=plan.plain.seconds * drift,
             repeat=self._num_repeats(plan) if is_lasting else 0,
         )
+
+
+def _key(codes: list[int]) -> int | tuple[int, ...]:
+    """What has to be the same for a plan to be used again: the kinds of the rows where they are few."""
+    return tuple(sorted(codes)) if len(codes) <= _FEW else len(codes)
 
 
 def _spread(depths: _Depths, codes: list[int]) -> tuple[int, ...]:

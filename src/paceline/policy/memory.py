@@ -17,6 +17,7 @@ from paceline.policy.types import Decision, Observation, Reason
 
 _FADE = 0.92  # of what a row has shown, if others draft and it does not
 _FADE_EVERY = 8  # rounds
+_MANY = 512  # mixes of depths whose price is kept
 
 
 class Memory:
@@ -27,6 +28,7 @@ class Memory:
         self._config = config
         self._acceptances: list[Acceptance] = []  # by drafter
         self._num_observed = 0
+        self._drafting: dict[frozenset[tuple[tuple[str, int], int]], float] = {}  # seconds
         self.model = model
         self.served = ServedCosts()
         self.rows = RowBook(depths)
@@ -44,14 +46,18 @@ class Memory:
         for drafter in drafters:
             self.acceptance(drafter).doubt()
 
-    def observe(self, observation: Observation, now: int) -> None:
-        """Take in what a step came to; `now` counts decisions."""
-        decision = observation.decision
-        verified = decision.depths if observation.verified is None else observation.verified
-        drafted = verified if observation.drafted is None else observation.drafted
+    def observe_rounds(self, observation: Observation) -> None:
+        """Take in what a step's rows accepted. Steps come in their order, each before its `observe`."""
+        verified = observation.decision.depths if observation.verified is None else observation.verified
         self._num_observed += 1
         if any(verified):
             self._learn_rounds(observation, verified)
+
+    def observe(self, observation: Observation, now: int) -> None:
+        """Take in all else that a step came to; `now` counts decisions."""
+        decision = observation.decision
+        verified = decision.depths if observation.verified is None else observation.verified
+        drafted = verified if observation.drafted is None else observation.drafted
         if observation.shadows:
             self._learn_shadows(observation)
         seconds = observation.seconds
@@ -123,13 +129,20 @@ class Memory:
             self.served.observe_prompt(bucket(prompts), predicted, left)
 
     def _drafting_seconds(self, decision: Decision, drafted: tuple[int, ...], deepest: int) -> float:
-        by_drafter: dict[str, list[int]] = {}
-        names = [row.drafter for row in decision.rows]
-        for (name, depth), num in Counter(zip(names, drafted, strict=True)).items():
-            rows = by_drafter.setdefault(name, [0] * deepest)
-            for j in range(depth):
-                rows[j] += num
-        return sum(self.model.draft_seconds(rows, name) for name, rows in by_drafter.items())
+        counts = Counter(zip([row.drafter for row in decision.rows], drafted, strict=True))
+        key = frozenset(counts.items())
+        known = self._drafting.get(key)
+        if known is None:
+            by_drafter: dict[str, list[int]] = {}
+            for (name, depth), num in counts.items():
+                rows = by_drafter.setdefault(name, [0] * deepest)
+                for j in range(depth):
+                    rows[j] += num
+            known = sum(self.model.draft_seconds(rows, name) for name, rows in by_drafter.items())
+            if len(self._drafting) >= _MANY:
+                self._drafting.clear()
+            self._drafting[key] = known
+        return known
 
     def _learn_rate(self, observation: Observation, has_drafts: bool, seconds: float, now: int) -> None:
         """For the guard: rounds chosen to draft, and controls.

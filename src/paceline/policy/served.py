@@ -3,21 +3,26 @@
     T_served = T_model * exp(drift + c_cell)
 
 A cell is (rows, deepest draft, tokens), rows and tokens in buckets of half an octave. Isolated rounds are
-priced too cheap, and a calibration may be plainly wrong; with x = ln(T_served / T_model) - drift - c_cell,
+priced too cheap, and a calibration may be plainly wrong. A round says s = ln(T_served / T_model) - drift, and
+a cell keeps a mean of that and the weight w of it in rounds:
 
-- a cell's first `NUM_FIRST` rounds: c is the median of what they say, each within a factor exp(`FAR`) of what
-  the cells around it say: a round in which the machine stood still must not price a cell out;
-- later rounds, x clipped to +-`CLIP`: first a mean; then, while a cell is served again and again, nearly
-  all of x moves the drift (the machine has become slower or faster, everywhere), and a cell that is seen
-  once in a while moves its own c.
+- its first `NUM_FIRST` rounds: their median, each within a factor exp(`FAR`) of what the cells around it say:
+  a round in which the machine stood still must not price a cell out;
+- later rounds, where the round before was of another cell: the gain of a Kalman filter whose state wanders,
+  1/w <- 1/w + `AGING` (rounds since it last learnt), then w <- w + 1. What was learnt long ago counts less;
+- rounds that follow on one of their own cell move the drift: the machine has become slower or faster,
+  everywhere. They say nothing of how cells compare.
 
-What a median differs by within noise is taken for noise: of a difference d to what was expected, the first n
-rounds are believed d max(0, 1 - noise^2 / (n d^2)).
+A calibration has timed all cells in turns, served rounds of one come together, in good moments or in bad;
+so what they say is shrunk by as much as noise explains: with m_k the mean over the cells of depth k, w_k its
+weight, and shrunk(x, y, w) = y + sign(x - y) max(0, |x - y| - `SIGMAS` noise / sqrt(w)),
 
-A cell that was never served takes the mean of those with its rows and depth. A depth k that was never served
-at b rows takes what it is there relative to others from the nearest b' at which it was, the less the further,
+    d_k = shrunk(m_k, median_j m_j, w_k)         c = shrunk(mean of the cell, d_k, w)
 
-    c(b, k) = mean_j c(b, j) + 2 ** (-|b - b'| / 2) (c(b', k) - mean_j c(b', j))
+Tokens that were never served take d_k. A depth k that was never served at b rows takes what it is there
+relative to others from the nearest b' at which it was, the less the further,
+
+    d(b, k) = mean_j d(b, j) + 2 ** (-|b - b'| / 2) (d(b', k) - mean_j d(b', j))
 
 b in buckets, j over the depths served at both (what a calibration gets wrong at a load, it gets wrong at
 loads like it); else the mean of its rows, else of all. By how much the first rounds of a depth differ from
@@ -32,22 +37,22 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 NUM_FIRST = 5
 NUM_KNOWN = 16  # rounds that a cell needs to speak for the machine
-CLIP = 0.3
+CLIP = 0.3  # of s, around what is known
 FAR = 1.6  # a factor of 5: more than a calibration can be wrong from one cell to the next
-DRIFT_RATE = 0.1
-SERVED_RATE = 0.02  # of c, while its cell is served again and again
-SEEN_RATE = 0.1  # of c at least, when its cell is seen once in a while
+DRIFT_RATE = 0.25  # speed changes within ten rounds; comparing cells does not see this noise
+AGING = 0.001  # by which a cell's variance grows in a round, as a share of that of a round's time
+SIGMAS = 1.0
 AGAIN = 16  # rounds within which a cell counts as served again
 NOISE = 0.05  # of a round's time, at first
 _NOISE_RATE = 0.02
-_SIGMAS = 1.25  # a standard deviation, in mean deviations
+_DEVIATION = 1.25  # a standard one, in mean ones
 PROMPT_FADE = 0.9  # of sums, a step with prompts in the same bucket
 PROMPT_FAR = 4.0  # times what is predicted: more is a stall
-_REFRESH = 16  # rounds for which what follows from the corrections of others is good enough
+_REFRESH = 16  # rounds for which what follows from other rows is good enough
 
 
 def bucket(num: int) -> int:
@@ -55,28 +60,51 @@ def bucket(num: int) -> int:
     return num if num <= 4 else int(2 * math.log2(num)) + 1
 
 
-class _Mean:
-    """A mean that is kept while its members change."""
-
-    __slots__ = ("num", "total")
-
-    def __init__(self) -> None:
-        self.num, self.total = 0, 0.0
-
-    @property
-    def value(self) -> float:
-        return self.total / self.num if self.num else 0.0
-
-
 class _Cell:
-    __slots__ = ("around", "correction", "first", "last_round", "num_rounds")
+    __slots__ = ("around", "correction", "first", "last_at", "learnt_at", "mean", "num_rounds", "weight")
 
     def __init__(self, around: float) -> None:
         self.around = around  # what was expected of it before its first round
-        self.correction = 0.0
+        self.correction = around
+        self.mean = self.weight = 0.0
         self.num_rounds = 0
-        self.last_round = -AGAIN
+        self.last_at = self.learnt_at = -AGAIN
         self.first: list[float] = []
+
+
+class _Site:
+    """All that was served with one bucket of rows."""
+
+    __slots__ = ("cells", "depths", "is_stale")
+
+    def __init__(self) -> None:
+        self.cells: dict[int, dict[int, _Cell]] = {}  # by depth, then by tokens
+        self.depths: dict[int, float] = {}  # d_k
+        self.is_stale = False
+
+    def refresh(self, noise: float) -> None:
+        """Shrink means to what they have in common."""
+        self.is_stale = False
+        pooled = {depth: _pool(cells.values()) for depth, cells in self.cells.items()}
+        level = statistics.median(mean for mean, _ in pooled.values())
+        for depth, (mean, weight) in pooled.items():
+            of_depth = self.depths[depth] = _shrunk(mean, level, weight, noise)
+            for cell in self.cells[depth].values():
+                cell.correction = _shrunk(cell.mean, of_depth, cell.weight, noise)
+
+
+def _pool(cells: Iterable[_Cell]) -> tuple[float, float]:
+    """Mean and weight of several cells."""
+    total = weight = 0.0
+    for cell in cells:
+        total += cell.weight * cell.mean
+        weight += cell.weight
+    return total / weight, weight
+
+
+def _shrunk(mean: float, center: float, weight: float, noise: float) -> float:
+    differs = mean - center
+    return center + math.copysign(max(0.0, abs(differs) - SIGMAS * noise / math.sqrt(weight)), differs)
 
 
 class _Prompts:
@@ -104,10 +132,8 @@ class ServedCosts:
         self._drift = 0.0
         self._noise = NOISE
         self._round = 0
-        self._cells: dict[tuple[int, int], dict[int, _Cell]] = {}  # by rows and depth, then by tokens
-        self._sites: dict[int, dict[int, _Mean]] = {}  # of cells, by rows, then by depth
-        self._means: dict[int, _Mean] = {}  # the same by rows
-        self._mean = _Mean()
+        self._latest: _Cell | None = None
+        self._sites: dict[int, _Site] = {}  # by rows
         self._prompts: dict[int | None, _Prompts] = {}  # by bucket of prompt tokens; None: all
         self._visits: dict[tuple[int, int], int] = {}
         self._expected: dict[tuple[int, int], float] = {}  # before the first round with so many rows
@@ -130,7 +156,7 @@ class ServedCosts:
 
     def num_rounds(self, rows: int, depth: int, tokens: int) -> int:
         """Of them, those with that bucket of tokens."""
-        cell = self._cells.get((rows, depth), {}).get(tokens)
+        cell = self._cells(rows, depth).get(tokens)
         return cell.num_rounds if cell else 0
 
     def prompt_factor(self, rows: int, prompts: int) -> float:
@@ -150,11 +176,11 @@ class ServedCosts:
         """exp(c) by the bucket of tokens, and for buckets that are not there."""
         known = self._factors.get((rows, depth))
         if known is None:
-            cells = self._cells.get((rows, depth), {})
-            known = self._factors[rows, depth] = (
-                {tokens: math.exp(cell.correction) for tokens, cell in cells.items()},
-                math.exp(self._typical(rows, depth)),
-            )
+            typical = math.exp(self._typical(rows, depth))
+            by_tokens = {
+                tokens: math.exp(cell.correction) for tokens, cell in self._cells(rows, depth).items()
+            }
+            known = self._factors[rows, depth] = by_tokens, typical
         return known
 
     def factor(self, rows: int, depth: int, tokens: int) -> float:
@@ -166,55 +192,70 @@ class ServedCosts:
         """A round that was predicted to take `model_seconds`, without drift and correction."""
         self._round += 1
         num_visits = self._visits[rows, depth] = self.num_visits(rows, depth) + 1
-        around = self._typical(rows, depth)
-        if num_visits == 1 and rows in self._sites:
-            self._expected[rows, depth] = around
-        cell = self._cells.setdefault((rows, depth), {}).setdefault(tokens, _Cell(around))
-        before, was_known = cell.correction, cell.num_rounds > 0
-        self._correct(cell, math.log(seconds / model_seconds) - self._drift)
-        of_depth = self._sites.setdefault(rows, {}).setdefault(depth, _Mean())
-        for mean in (of_depth, self._means.setdefault(rows, _Mean()), self._mean):
-            mean.num += not was_known
-            mean.total += cell.correction - before
+        says = math.log(seconds / model_seconds) - self._drift
+        cell = self._cells(rows, depth).get(tokens)
+        if cell is None:
+            around = self._typical(rows, depth) if self._sites else says
+            if num_visits == 1 and rows in self._sites:
+                self._expected[rows, depth] = around
+            of_depth = self._sites.setdefault(rows, _Site()).cells.setdefault(depth, {})
+            cell = of_depth[tokens] = _Cell(around)
+        if self._correct(cell, says):
+            self._sites[rows].is_stale = True
+            if cell.num_rounds <= NUM_FIRST or not self._round % _REFRESH:
+                self._factors.clear()
+            for known in self._sites[rows].cells:
+                self._factors.pop((rows, known), None)
         if num_visits <= NUM_FIRST and (rows, depth) in self._expected:
-            surprise = of_depth.value - self._expected[rows, depth]
+            surprise = self._depths(rows)[depth] - self._expected[rows, depth]
             self.surprises.setdefault(depth, {})[rows] = surprise
-        self._factors.pop((rows, depth), None)
-        if cell.num_rounds <= NUM_FIRST or not self._round % _REFRESH:
-            self._factors.clear()
 
-    def _correct(self, cell: _Cell, says: float) -> None:
-        """Take in what a round says of its cell, and of the machine."""
-        is_again = self._round - cell.last_round < AGAIN
+    def _cells(self, rows: int, depth: int) -> Mapping[int, _Cell]:
+        """By the bucket of tokens."""
+        site = self._sites.get(rows)
+        return site.cells.get(depth, {}) if site else {}
+
+    def _depths(self, rows: int) -> Mapping[int, float]:
+        """d_k by depth."""
+        site = self._sites.get(rows)
+        if site is None:
+            return {}
+        if site.is_stale:
+            site.refresh(self._noise)
+        return site.depths
+
+    def _correct(self, cell: _Cell, says: float) -> bool:
+        """Take in what a round says of its cell, or else of the machine. Returns whether it learnt."""
+        now = self._round
         error = min(max(says - cell.correction, -CLIP), CLIP)
         if cell.num_rounds:
-            self._noise += _NOISE_RATE * (_SIGMAS * abs(error) - self._noise)
+            self._noise += _NOISE_RATE * (_DEVIATION * abs(error) - self._noise)
+        learns = cell.num_rounds < NUM_KNOWN or cell is not self._latest
         if cell.num_rounds < NUM_FIRST:
-            if not self._mean.num:
-                cell.around = says
             cell.first.append(min(max(says, cell.around - FAR), cell.around + FAR))
-            differs = statistics.median(cell.first) - cell.around
-            of_noise = self._noise**2 / len(cell.first)
-            cell.correction = cell.around + differs * max(0.0, 1 - of_noise / max(differs**2, of_noise))
-        else:
-            rate = max(SERVED_RATE if is_again else SEEN_RATE, 1 / (cell.num_rounds + 1))
-            if is_again and cell.num_rounds >= NUM_KNOWN:
-                self._drift += DRIFT_RATE * error
-            cell.correction += rate * error
+            cell.mean, cell.weight = statistics.median(cell.first), float(len(cell.first))
+        elif learns:
+            cell.weight = 1 / (1 / cell.weight + AGING * (now - cell.learnt_at)) + 1
+            cell.mean += min(max(says - cell.mean, -CLIP), CLIP) / cell.weight
+        if learns:
+            cell.learnt_at = now
+        if now - cell.last_at < AGAIN and cell.num_rounds >= NUM_KNOWN:
+            self._drift += DRIFT_RATE * error
         cell.num_rounds += 1
-        cell.last_round = self._round
+        cell.last_at, self._latest = now, cell
+        return learns
 
     def _typical(self, rows: int, depth: int) -> float:
-        here = self._sites.get(rows, {})
+        here = self._depths(rows)
         if depth in here:
-            return here[depth].value
+            return here[depth]
+        everywhere = [level for site in self._sites for level in self._depths(site).values()]
         for near in sorted(self._sites, key=lambda site: abs(site - rows)):
-            there = self._sites[near]
-            shared = [there[j].value for j in there if not here or j in here]
+            there = self._depths(near)
+            shared = [there[j] for j in there if not here or j in here]
             if depth in there and shared:
-                base = (
-                    statistics.fmean(here[j].value for j in there if j in here) if here else self._mean.value
-                )
+                base = statistics.fmean([here[j] for j in there if j in here] if here else everywhere)
                 weight = 2 ** (-abs(near - rows) / 2)
-                return base + weight * (there[depth].value - statistics.fmean(shared))
-        return self._means[rows].value if here else self._mean.value
+                return base + weight * (there[depth] - statistics.fmean(shared))
+        known = here.values() or everywhere
+        return statistics.fmean(known) if known else 0.0

@@ -70,7 +70,7 @@ class Decision:
     predicted_tokens: float | None = None  # expected from the step, over all rows
     predicted_seconds: float | None = None
     plain_seconds: float | None = None  # what the same step would take at depth 0
-    repeat: int = 0  # further steps that it is good for, if nobody comes or goes, and without prompt tokens
+    repeat: int = 0  # further steps that it is good for, with the same rows and without prompt tokens
 
     @property
     def depth(self) -> int:

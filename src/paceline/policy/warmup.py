@@ -16,6 +16,11 @@ nothing out. A depth that cannot be timed is given up.
 `LONG` rounds at a time, all but the first of which count. Where drafting pays, the next deeper depth is tried
 like this until rows have done so in `NUM_TRIED` rounds, if it would be best at its upper bound.
 
+*Again.* The machine changes, and what a depth cost relative to others may have been learnt in a bad moment.
+So a depth that by the estimate makes a share `gap` fewer tokens a second than the choice is served again
+every gap / `SHARE` rounds, but at most every `SPACING_AGAIN`: close rivals soon, others rarely, and looking
+at one costs the share `SHARE` at most. Those behind by more than `FAR_BEHIND` are left alone.
+
 Warm-up rounds are interleaved, with `SPACING` rounds as chosen between them: a load that is met for the
 first time runs at its predicted best at once.
 """
@@ -31,6 +36,9 @@ NUM_TRIED = 32
 SPACING = 5
 _SIGMAS = 2.0
 _SURPRISE = 3.0  # times the noise
+SHARE = 0.0005
+SPACING_AGAIN = 80  # more than the rounds within which a cell counts as served again
+FAR_BEHIND = 0.2
 LONG = 4  # rounds at a time, for acceptance
 _MAX_RUNS = 20  # of a depth, for cost
 _MAX_LONG_RUNS = 40
@@ -48,10 +56,11 @@ def is_sure(num_visits: int, surprise: float, noise: float) -> bool:
 
 
 class _Site:
-    __slots__ = ("current", "left", "next_at", "num_long", "runs")
+    __slots__ = ("current", "last_at", "left", "next_at", "num_long", "runs")
 
     def __init__(self, now: int) -> None:
         self.runs: dict[int, int] = {}
+        self.last_at: dict[int, int] = {}  # round in which a depth ran
         self.current = self.left = self.num_long = 0
         self.next_at = now + SPACING
 
@@ -79,6 +88,7 @@ class Warmup:
         num_visits: Callable[[int], int],
         may_pay: Callable[[int], bool],
         in_doubt: Callable[[], int | None],
+        gap: Callable[[int], float | None],
     ) -> int | None:
         """The depth to warm up in round `now`, in which it is due; None: run as chosen.
 
@@ -87,6 +97,8 @@ class Warmup:
             num_visits: timed rounds that a depth has had there, of which `NUM_CLOSE` are enough.
             may_pay: whether a depth might be the best for all that is known of its cost.
             in_doubt: the depth that might pay if acceptance is better than it seems; None: there is none.
+            gap: by what share a depth makes fewer tokens a second than the choice, by the estimate; None: it
+                is the choice.
         """
         site = self._sites.setdefault(rows, _Site(now))
         if site.left:
@@ -96,21 +108,34 @@ class Warmup:
         doubtful = in_doubt() if site.num_long < _MAX_LONG_RUNS else None
         if doubtful is not None:
             site.num_long += 1
-            return self._begin(site, doubtful, LONG)
+            return self._begin(site, doubtful, LONG, now)
         lacking = [
             (num_visits(depth), depth)
             for depth in self._depths
             if num_visits(depth) < NUM_CLOSE and site.runs.get(depth, 0) < _MAX_RUNS and may_pay(depth)
         ]
         if not lacking:
-            site.next_at = now + _DONE
-            return None
+            return self._again(site, now, gap)
         _, depth = min(lacking)  # shallow ones first: they are cheap, and what they show holds for their like
         site.runs[depth] = site.runs.get(depth, 0) + 1
-        return self._begin(site, depth, 1)
+        return self._begin(site, depth, 1, now)
+
+    def _again(self, site: _Site, now: int, gap: Callable[[int], float | None]) -> int | None:
+        """The depth that is due to be served again, the one that has been for longest."""
+        dues = [
+            (site.last_at.setdefault(depth, now) + max(SPACING_AGAIN, round(behind / SHARE)), depth)
+            for depth in self._depths
+            if (behind := gap(depth)) is not None and behind < FAR_BEHIND
+        ]
+        due_at, depth = min(dues, default=(now + _DONE, 0))
+        if due_at <= now:
+            return self._begin(site, depth, 1, now)
+        site.next_at = min(due_at, now + _DONE)
+        return None
 
     @staticmethod
-    def _begin(site: _Site, depth: int, num_rounds: int) -> int:
+    def _begin(site: _Site, depth: int, num_rounds: int, now: int) -> int:
         site.current, site.left = depth, num_rounds - 1
+        site.last_at[depth] = now
         site.next_at += num_rounds
         return depth
