@@ -32,8 +32,9 @@ def far(depth: int) -> float | None:
 
 class TestWarmup:
     def test_close_rivals_are_served_again_the_closer_the_sooner(self) -> None:
-        gaps = {0: 0.05, 1: None, 2: 0.0, 3: 0.1, 4: FAR_BEHIND}
-        warmup, ran = Warmup(tuple(gaps)), []
+        gaps: dict[int, float | None] = {0: 0.05, 1: None, 2: 0.0, 3: 0.1, 4: FAR_BEHIND}
+        warmup = Warmup(tuple(gaps))
+        ran: list[tuple[int, int | None]] = []
         for now in range(1, 2001):
             if warmup.is_due(5, now):
                 ran.append((now, warmup.depth(5, now, lambda d: 99, lambda d: True, lambda: None, gaps.get)))

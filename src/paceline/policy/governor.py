@@ -39,6 +39,8 @@ _Depths = Mapping[
     int, tuple[int, int, int]
 ]  # by code: depth of its first rows, their number, that of the others
 
+_Key = tuple[int | tuple[int, ...], int]  # rows: their number or their codes; bucket of prompt tokens
+
 
 class _Plan(NamedTuple):
     """A choice, and how long it is good for."""
@@ -75,7 +77,7 @@ class Governor:
         self._warmup = Warmup(self._depths)
         self._last_limit: dict[int, int] = {}  # deepest draft that was chosen, by site
         self._tried: Counter[int] = Counter()  # rounds of rows that went deeper to see how it is accepted
-        self._plans: dict[int | tuple[int, ...], _Plan] = {}  # by number of rows, or codes where they are few
+        self._plans: dict[_Key, _Plan] = {}
         self._untaken: list[tuple[Observation, int]] = []  # rounds to learn from, and when they were decided
         self._num_rounds_taken = 0  # of them, those whose rows' acceptance is learnt already
         self._now = 0
@@ -153,7 +155,7 @@ class Governor:
         known = self._good_plan(load, codes)
         if known is not None:
             reason = Reason.PAYS if known.choice.num_items else Reason.COSTS
-            return self._decision(load, codes, known, reason, is_lasting=True)
+            return self._decision(load, codes, known, reason, is_lasting=not load.num_prompt_tokens)
         self._learn()
         codes = self._look(rows)
         scene = self._stage.scene(load, codes)
@@ -161,10 +163,10 @@ class Governor:
             self._site = scene.site
             self._memory.shadows.wake(self._now)
         plan = self._choose(scene)
-        if scene.free and not load.num_prompt_tokens:
+        if scene.free:
             if len(self._plans) >= _MAX_PLANS:
                 self._plans.clear()
-            self._plans[_key(codes)] = plan
+            self._plans[_key(load, codes)] = plan
         if not scene.free:
             has_pins = any(view.pinned is not None for view in rows)
             return self._decision(load, codes, plan, Reason.PINNED if has_pins else Reason.CAPACITY)
@@ -177,8 +179,8 @@ class Governor:
 
     def _good_plan(self, load: Load, codes: list[int]) -> _Plan | None:
         """The plan that holds for this step, if there is one and nothing else is due in it."""
-        plan, now, memory = self._plans.get(_key(codes)), self._now, self._memory
-        if plan is None or now > plan.until or load.num_prompt_tokens:
+        plan, now, memory = self._plans.get(_key(load, codes)), self._now, self._memory
+        if plan is None or now > plan.until:
             return None
         if self._config.warms_up and self._warmup.is_due(plan.site, now):
             return None
@@ -377,9 +379,10 @@ class Governor:
         )
 
 
-def _key(codes: list[int]) -> int | tuple[int, ...]:
+def _key(load: Load, codes: list[int]) -> _Key:
     """What has to be the same for a plan to be used again: the kinds of the rows where they are few."""
-    return tuple(sorted(codes)) if len(codes) <= _FEW else len(codes)
+    rows = tuple(sorted(codes)) if len(codes) <= _FEW else len(codes)
+    return rows, bucket(load.num_prompt_tokens) if load.num_prompt_tokens else 0
 
 
 def _spread(depths: _Depths, codes: list[int]) -> tuple[int, ...]:
