@@ -1,9 +1,9 @@
 """What the governor costs: microseconds for a decision, and for learning from a round.
 
 The rounds are made up (a model as costly as an 8B on one GPU; acceptance of three kinds), the policy is the
-real one, on one core. A *decision* is timed as the loop sees it: most reuse the choice of the step before,
-and every eighth learns from the rounds since and chooses anew. *Choosing anew* is the same with `reuse` 1. In
-*churn*, a request ends and another comes in every step.
+real one, on one core. A *decision* is timed as the loop sees it: most reuse an earlier choice, and every
+sixteenth, or fewer, learns from the rounds since and chooses anew. *Choosing anew* is the same with `reuse`
+1. In *churn*, a request ends and another comes in every step.
 
     python benchmarks/policy.py [--rounds 1500] [--rows N ...] [--dry]
 """

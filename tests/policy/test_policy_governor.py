@@ -153,6 +153,16 @@ class TestBounds:
         again = {d.depth for d in server.decisions[600:] if d.reason is Reason.WARMUP}
         assert all(server.true_rate(4, depth) > (1 - FAR_BEHIND) * best for depth in again)
 
+    @pytest.mark.parametrize("num_rows", [1, 3, 8])
+    def test_with_a_reuse_of_one_every_step_is_chosen_anew(
+        self, num_rows: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        governor, chosen = Governor(TRUTH, config=GovernorConfig(reuse=1)), []
+        choose = governor._choose
+        monkeypatch.setattr(governor, "_choose", lambda scene: chosen.append(scene) or choose(scene))
+        Server(governor, repeats=1).run(100, num_rows)
+        assert len(chosen) == governor.num_rounds == 100
+
     def test_no_warm_up_if_it_is_not_wanted(self) -> None:
         server = Server(Governor(TRUTH, config=GovernorConfig(warms_up=False)))
         server.run(200, 4)

@@ -12,6 +12,13 @@ from paceline.policy.served import ServedCosts, bucket
 CELL = (4, 1, 7)
 
 
+def take_turns(served: ServedCosts, num: int, plain_seconds: float = 0.01) -> None:
+    """`CELL` and plain rounds, one after the other, as predicted or as plain ones are said to take."""
+    for _ in range(num):
+        served.observe(*CELL, 0.01, 0.01)
+        served.observe(4, 0, 4, 0.01, plain_seconds)
+
+
 def test_buckets_rise_by_half_octaves() -> None:
     buckets = [bucket(n) for n in range(1, 2000)]
     assert buckets[:4] == [1, 2, 3, 4]
@@ -40,9 +47,7 @@ def test_a_lie_is_corrected_at_once_and_an_outlier_is_not_believed() -> None:
 
 def test_a_slower_machine_is_slower_everywhere() -> None:
     served = ServedCosts()
-    for _ in range(100):
-        served.observe(*CELL, 0.01, 0.01)
-        served.observe(4, 0, 4, 0.008, 0.008)
+    take_turns(served, 100)
     for _ in range(100):
         served.observe(*CELL, 0.01, 0.02)
     assert served.drift == pytest.approx(2, rel=0.25)
@@ -116,9 +121,7 @@ def test_a_difference_within_noise_is_taken_for_noise() -> None:
 def test_rounds_of_one_cell_in_a_row_tell_the_machine_not_the_cell() -> None:
     """The machine becomes slower while one cell runs: cells compare as before."""
     served = ServedCosts()
-    for _ in range(30):
-        served.observe(*CELL, 0.01, 0.01)
-        served.observe(4, 0, 4, 0.008, 0.008)
+    take_turns(served, 30)
     for _ in range(200):
         served.observe(*CELL, 0.01, 0.016)
     assert served.drift == pytest.approx(1.6, rel=0.02)
@@ -128,9 +131,7 @@ def test_rounds_of_one_cell_in_a_row_tell_the_machine_not_the_cell() -> None:
 def test_what_was_learnt_long_ago_gives_way() -> None:
     def seen(num_between: int) -> float:
         served = ServedCosts()
-        for _ in range(40):
-            served.observe(*CELL, 0.01, 0.01)
-            served.observe(4, 0, 4, 0.01, 0.012)
+        take_turns(served, 40, plain_seconds=0.012)
         for _ in range(num_between):
             served.observe(*CELL, 0.01, 0.01)
         for _ in range(3):

@@ -32,8 +32,8 @@ from paceline.policy.warmup import LONG, NUM_TRIED, Warmup, is_sure, reach
 _MANY = 64  # rounds that are learnt from even if no choice is made
 _FEW = 4  # rows up to which what each has shown counts at once
 _MAX_PLANS = 64
-_FEW_REPEATS = 3
-_FEW_TIMES = 4  # as long
+_FEW_REPEATS = 3  # of a decision, with so few rows
+_FEW_TIMES = 4  # as long a choice for rows of the same kinds is good for
 
 _Depths = Mapping[
     int, tuple[int, int, int]
@@ -163,13 +163,12 @@ class Governor:
             self._site = scene.site
             self._memory.shadows.wake(self._now)
         plan = self._choose(scene)
-        if scene.free:
-            if len(self._plans) >= _MAX_PLANS:
-                self._plans.clear()
-            self._plans[_key(load, codes)] = plan
         if not scene.free:
             has_pins = any(view.pinned is not None for view in rows)
             return self._decision(load, codes, plan, Reason.PINNED if has_pins else Reason.CAPACITY)
+        if len(self._plans) >= _MAX_PLANS:
+            self._plans.clear()
+        self._plans[_key(load, codes)] = plan
         return self._on_top(scene, plan)
 
     def _look(self, rows: tuple[RowView, ...]) -> list[int]:
@@ -239,7 +238,8 @@ class Governor:
             depths = {code: of for (code, _), of in zip(scene.free, found, strict=True)}
         else:
             depths = self._same(scene, chosen.limit)
-        until = self._now + self._config.reuse * (_FEW_TIMES if len(scene.codes) <= _FEW else 1) - 1
+        times = _FEW_TIMES if len(scene.codes) <= _FEW else 1
+        until = self._now + (self._config.reuse - 1) * times
         return _Plan(until, scene.site, len(scene.codes), depths | self._own(scene), chosen, choices[0])
 
     def _same(self, scene: Scene, depth: int) -> dict[int, tuple[int, int, int]]:

@@ -20,6 +20,11 @@ _FADE_EVERY = 8  # rounds
 _MANY = 512  # mixes of depths whose price is kept
 
 
+def _verified(observation: Observation) -> tuple[int, ...]:
+    """Drafts of each row that went through the target."""
+    return observation.decision.depths if observation.verified is None else observation.verified
+
+
 class Memory:
     """Everything that outlives a step."""
 
@@ -48,7 +53,7 @@ class Memory:
 
     def observe_rounds(self, observation: Observation) -> None:
         """Take in what a step's rows accepted. Steps come in their order, each before its `observe`."""
-        verified = observation.decision.depths if observation.verified is None else observation.verified
+        verified = _verified(observation)
         self._num_observed += 1
         if any(verified):
             self._learn_rounds(observation, verified)
@@ -56,7 +61,7 @@ class Memory:
     def observe(self, observation: Observation, now: int) -> None:
         """Take in all else that a step came to; `now` counts decisions."""
         decision = observation.decision
-        verified = decision.depths if observation.verified is None else observation.verified
+        verified = _verified(observation)
         drafted = verified if observation.drafted is None else observation.drafted
         if observation.shadows:
             self._learn_shadows(observation)

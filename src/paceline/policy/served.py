@@ -10,8 +10,8 @@ a cell keeps a mean of that and the weight w of it in rounds:
   a round in which the machine stood still must not price a cell out;
 - later rounds, where the round before was of another cell: the gain of a Kalman filter whose state wanders,
   1/w <- 1/w + `AGING` (rounds since it last learnt), then w <- w + 1. What was learnt long ago counts less;
-- rounds that follow on one of their own cell move the drift: the machine has become slower or faster,
-  everywhere. They say nothing of how cells compare.
+- rounds of a cell that also ran within the last `AGAIN` rounds move the drift: the machine has become slower
+  or faster, everywhere. Where they follow on one of their own cell, they say nothing of how cells compare.
 
 A calibration has timed all cells in turns, served rounds of one come together, in good moments or in bad;
 so what they say is shrunk by as much as noise explains: with m_k the mean over the cells of depth k, w_k its
@@ -204,8 +204,9 @@ class ServedCosts:
             self._sites[rows].is_stale = True
             if cell.num_rounds <= NUM_FIRST or not self._round % _REFRESH:
                 self._factors.clear()
-            for known in self._sites[rows].cells:
-                self._factors.pop((rows, known), None)
+            else:
+                for known in self._sites[rows].cells:
+                    self._factors.pop((rows, known), None)
         if num_visits <= NUM_FIRST and (rows, depth) in self._expected:
             surprise = self._depths(rows)[depth] - self._expected[rows, depth]
             self.surprises.setdefault(depth, {})[rows] = surprise
