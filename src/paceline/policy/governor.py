@@ -31,9 +31,10 @@ from paceline.policy.warmup import LONG, NUM_TRIED, Warmup, is_sure, reach
 
 _MANY = 64  # rounds that are learnt from even if no choice is made
 _FEW = 4  # rows up to which what each has shown counts at once
-_MAX_PLANS = 64
+_MAX_PLANS = 256
 _FEW_REPEATS = 3  # of a decision, with so few rows
-_FEW_TIMES = 4  # as long a choice for rows of the same kinds is good for
+_RARE_TIMES = 4  # as long a choice is good for that is rarely asked for: few rows of some kinds, prompts
+_LONGEST = 256  # rounds that any choice is good for
 
 _Depths = Mapping[
     int, tuple[int, int, int]
@@ -46,6 +47,7 @@ class _Plan(NamedTuple):
     """A choice, and how long it is good for."""
 
     until: int  # the last round
+    lasts: int  # rounds that it was good for when it was made
     site: int
     num_rows: int
     depths: _Depths
@@ -154,8 +156,12 @@ class Governor:
         codes = self._look(rows)
         known = self._good_plan(load, codes)
         if known is not None:
-            reason = Reason.PAYS if known.choice.num_items else Reason.COSTS
-            return self._decision(load, codes, known, reason, is_lasting=not load.num_prompt_tokens)
+            if known.choice.num_items:
+                return self._decision(load, codes, known, Reason.PAYS, is_lasting=not load.num_prompt_tokens)
+            if not self._memory.shadows.is_due(self._now):
+                return self._decision(load, codes, known, Reason.COSTS, is_lasting=not load.num_prompt_tokens)
+            self._learn()
+            return self._rest(self._stage.scene(load, codes), known, Reason.COSTS)
         self._learn()
         codes = self._look(rows)
         scene = self._stage.scene(load, codes)
@@ -166,10 +172,19 @@ class Governor:
         if not scene.free:
             has_pins = any(view.pinned is not None for view in rows)
             return self._decision(load, codes, plan, Reason.PINNED if has_pins else Reason.CAPACITY)
+        return self._on_top(scene, self._keep(_key(load, codes), plan))
+
+    def _keep(self, key: _Key, plan: _Plan) -> _Plan:
+        """The plan, with how long it is good for: twice as long as one that was used up and chosen again."""
+        before = self._plans.get(key)
+        is_rare = key[1] > 0 or plan.num_rows <= _FEW
+        lasts = (self._config.reuse - 1) * (_RARE_TIMES if is_rare else 1)
+        if before is not None and before.choice.limit == plan.choice.limit:
+            lasts = max(lasts, min(before.lasts * (2 if self._now > before.until else 1), _LONGEST))
         if len(self._plans) >= _MAX_PLANS:
             self._plans.clear()
-        self._plans[_key(load, codes)] = plan
-        return self._on_top(scene, plan)
+        plan = self._plans[key] = plan._replace(until=self._now + lasts, lasts=lasts)
+        return plan
 
     def _look(self, rows: tuple[RowView, ...]) -> list[int]:
         """The codes of these rows."""
@@ -177,16 +192,16 @@ class Governor:
         return self._memory.rows.codes()
 
     def _good_plan(self, load: Load, codes: list[int]) -> _Plan | None:
-        """The plan that holds for this step, if there is one and nothing else is due in it."""
+        """The plan that holds for this step, if there is one and nothing but a shadow is due in it."""
         plan, now, memory = self._plans.get(_key(load, codes)), self._now, self._memory
         if plan is None or now > plan.until:
             return None
-        if self._config.warms_up and self._warmup.is_due(plan.site, now):
+        is_clean = not load.num_prompt_tokens and min(codes) >= 0
+        if is_clean and self._config.warms_up and self._warmup.is_due(plan.site, now):
             return None
-        if plan.choice.num_items:
-            if memory.guard.is_tripped(plan.site, now) or memory.guard.wants_control(plan.site, now):
-                return None
-        elif memory.shadows.is_due(now):
+        if plan.choice.num_items and (
+            memory.guard.is_tripped(plan.site, now) or memory.guard.wants_control(plan.site, now)
+        ):
             return None
         missing = set(codes) - plan.depths.keys()
         return self._extended(plan, missing) if missing else plan
@@ -220,7 +235,7 @@ class Governor:
         calm = scene.prices
         if scene.load.num_prompt_tokens:
             calm = self._stage.prices(scene.load._replace(num_prompt_tokens=0), scene.site)
-        choices = best_by_depth(items, scene.base, calm, self._depths)
+        choices = best_by_depth(items, scene.base, calm, self._depths, margin=self._config.dead_band)
         price = max(choice.expected / choice.seconds for choice in choices)
         if calm is not scene.prices:
             choices = best_by_depth(items, scene.base, scene.prices, self._depths, price)
@@ -238,9 +253,7 @@ class Governor:
             depths = {code: of for (code, _), of in zip(scene.free, found, strict=True)}
         else:
             depths = self._same(scene, chosen.limit)
-        times = _FEW_TIMES if len(scene.codes) <= _FEW else 1
-        until = self._now + (self._config.reuse - 1) * times
-        return _Plan(until, scene.site, len(scene.codes), depths | self._own(scene), chosen, choices[0])
+        return _Plan(self._now, 0, scene.site, len(scene.codes), depths | self._own(scene), chosen, choices[0])
 
     def _same(self, scene: Scene, depth: int) -> dict[int, tuple[int, int, int]]:
         """The same depth for all rows that have none of their own, as far as they have room."""
@@ -286,6 +299,7 @@ class Governor:
                 seconds_of=lambda num: self._stage.shadow_seconds(scene, num),
             )
             if shadows.take_good_news():
+                self._plans.clear()
                 self._memory.doubt_acceptance({spelled.drafter for _, spelled in scene.free})
         if shadow and reason is Reason.COSTS:
             reason = Reason.PROBE

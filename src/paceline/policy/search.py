@@ -111,19 +111,44 @@ def increments(groups: Sequence[Group], depths: Sequence[int]) -> list[Item]:
 
 
 def best_by_depth(
-    items: Sequence[Item], base: Base, prices: Prices, depths: Sequence[int], price: float | None = None
+    items: Sequence[Item],
+    base: Base,
+    prices: Prices,
+    depths: Sequence[int],
+    price: float | None = None,
+    margin: float | None = None,
 ) -> list[Choice]:
     """For each depth k that can be reached, the best choice whose deepest draft is k.
 
     Best is the greatest E - `price` T, or without a price the greatest E / T.
+
+    Args:
+        margin: depths that fall behind shallower ones by more than this share, whatever their rows do, are
+            left out. Without prompt tokens and without a price.
     """
     least = max((len(rows) for rows in base.rows), default=0)  # rows with their own depth go so deep
     choices = [_as_it_is(base, prices, least)]
-    ends = {item.end for item in items}
+    best, hope = choices[0].expected / choices[0].seconds, base.expected
     for depth in depths:
-        if depth in ends:
-            choices.append(_walk(items, base, prices, depth, max(depth, least), price))
+        gains = [item.gain * item.num_rows for item in items if item.end == depth]
+        if not gains:
+            continue
+        hope += sum(gains)
+        if margin is not None and hope < (1 - margin) * best * _least_seconds(base, prices, depth, least):
+            continue
+        choice = _walk(items, base, prices, depth, max(depth, least), price)
+        best = max(best, choice.expected / choice.seconds)
+        choices.append(choice)
     return choices
+
+
+def _least_seconds(base: Base, prices: Prices, depth: int, least: int) -> float:
+    """What a step takes at least in which some row drafts so deep."""
+    by_tokens, typical = prices.factors[max(depth, least)]
+    num_tokens = base.num_tokens + depth
+    seconds = min(prices.tokens[num_tokens:]) + prices.fixed + prices.slope * num_tokens
+    seconds += min(sum(table[j][1] for j in range(depth)) for table in prices.drafts)
+    return seconds * min([typical, *by_tokens.values()])
 
 
 def group_depths(items: Sequence[Item], choice: Choice, num_groups: int) -> list[tuple[int, int, int]]:

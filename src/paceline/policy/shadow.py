@@ -141,9 +141,9 @@ class Shadows:
     def _judge(self, now: int) -> None:
         """The session is over: what it found says when to look again."""
         deviation = self._variance**0.5
-        is_news = abs(self._surplus) > deviation
-        self._is_far_better = self._surplus > _FAR * deviation
-        if is_news and self._surplus > 0:
+        is_news = abs(self._surplus) > _FAR * deviation
+        self._is_far_better = is_news and self._surplus > 0
+        if self._is_far_better:
             self._interval = self._config.interval
         elif not is_news:
             self._interval = min(2 * self._interval, self._config.max_interval)
