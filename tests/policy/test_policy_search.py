@@ -73,6 +73,26 @@ def test_the_choice_is_the_best_there_is(problem: tuple[list[Group], Prices, lis
 
 
 @settings(max_examples=150, deadline=None)
+@given(problems(is_flat=True), st.floats(0, 0.1))
+def test_what_is_left_out_is_far_behind(
+    problem: tuple[list[Group], Prices, list[int]], margin: float
+) -> None:
+    groups, cost, depths = problem
+    num = sum(group.num_rows for group in groups)
+    items, base = increments(groups, depths), Base(num, float(num), [[]])
+    rates = {c.limit: c.expected / c.seconds for c in best_by_depth(items, base, cost, depths)}
+    kept = {choice.limit for choice in best_by_depth(items, base, cost, depths, margin=margin)}
+    best = max(rates.values())
+    assert {limit for limit, rate in rates.items() if rate >= (1 - margin) * best} <= kept
+
+
+def test_depths_that_cannot_pay_are_left_out() -> None:
+    cost = prices([float(n) for n in range(40)], [[0.0] + [1.0] * 8] * 3)
+    items, base = increments([Group(4, [0.5, 0.2, 0.1], 3)], [0, 1, 2, 3]), Base(4, 4.0, [[]])
+    assert [c.limit for c in best_by_depth(items, base, cost, [0, 1, 2, 3], margin=0.02)] == [0, 1]
+
+
+@settings(max_examples=150, deadline=None)
 @given(problems(is_flat=False))
 def test_and_nearly_the_best_where_every_drafting_row_costs(
     problem: tuple[list[Group], Prices, list[int]],

@@ -238,7 +238,8 @@ class Governor:
         choices = best_by_depth(items, scene.base, calm, self._depths, margin=self._config.dead_band)
         price = max(choice.expected / choice.seconds for choice in choices)
         if calm is not scene.prices:
-            choices = best_by_depth(items, scene.base, scene.prices, self._depths, price)
+            near = [choice.limit for choice in choices]
+            choices = best_by_depth(items, scene.base, scene.prices, near, price)
         worth = [choice.expected - price * choice.seconds for choice in choices]
         best = worth.index(max(worth))
         last = self._last_limit.get(scene.site, 0)
@@ -253,7 +254,9 @@ class Governor:
             depths = {code: of for (code, _), of in zip(scene.free, found, strict=True)}
         else:
             depths = self._same(scene, chosen.limit)
-        return _Plan(self._now, 0, scene.site, len(scene.codes), depths | self._own(scene), chosen, choices[0])
+        return _Plan(
+            self._now, 0, scene.site, len(scene.codes), depths | self._own(scene), chosen, choices[0]
+        )
 
     def _same(self, scene: Scene, depth: int) -> dict[int, tuple[int, int, int]]:
         """The same depth for all rows that have none of their own, as far as they have room."""

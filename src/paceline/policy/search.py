@@ -18,7 +18,8 @@ otherwise nearly so (tests compare it with trying everything). Pure functions: n
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 _FEW = 4  # rows of a group up to which every number of them is tried
@@ -123,8 +124,8 @@ def best_by_depth(
     Best is the greatest E - `price` T, or without a price the greatest E / T.
 
     Args:
-        margin: depths that fall behind shallower ones by more than this share, whatever their rows do, are
-            left out. Without prompt tokens and without a price.
+        margin: depths that are sure to fall behind shallower ones by more than this share are left out. For
+            steps without prompt tokens, and without a price.
     """
     least = max((len(rows) for rows in base.rows), default=0)  # rows with their own depth go so deep
     choices = [_as_it_is(base, prices, least)]
@@ -134,20 +135,29 @@ def best_by_depth(
         if not gains:
             continue
         hope += sum(gains)
-        if margin is not None and hope < (1 - margin) * best * _least_seconds(base, prices, depth, least):
-            continue
-        choice = _walk(items, base, prices, depth, max(depth, least), price)
+        deepest = max(depth, least)
+        if margin is not None:
+            seconds = _least_seconds(items, base, prices, depth, deepest)
+            if hope < (1 - margin) * best * seconds:
+                continue
+        choice = _walk(items, base, prices, depth, deepest, price)
         best = max(best, choice.expected / choice.seconds)
         choices.append(choice)
     return choices
 
 
-def _least_seconds(base: Base, prices: Prices, depth: int, least: int) -> float:
-    """What a step takes at least in which some row drafts so deep."""
-    by_tokens, typical = prices.factors[max(depth, least)]
-    num_tokens = base.num_tokens + depth
-    seconds = min(prices.tokens[num_tokens:]) + prices.fixed + prices.slope * num_tokens
-    seconds += min(sum(table[j][1] for j in range(depth)) for table in prices.drafts)
+def _least_seconds(items: Sequence[Item], base: Base, prices: Prices, limit: int, depth: int) -> float:
+    """What a step takes at least that goes to the limit: all increments up to it that are denser come first."""
+    tokens = base.num_tokens
+    for item in items:
+        if item.end == limit:
+            tokens += item.width
+            break
+        if item.end < limit:
+            tokens += item.width * item.num_rows
+    drafting = min([sum([of[1] for of in tables[:limit]]) for tables in prices.drafts])
+    by_tokens, typical = prices.factors[depth]
+    seconds = min(prices.tokens[tokens:]) + prices.fixed + prices.slope * tokens + drafting
     return seconds * min([typical, *by_tokens.values()])
 
 
@@ -174,28 +184,27 @@ def _drafting(base: Base, prices: Prices) -> float:
 
 def step_seconds(prices: Prices, num_tokens: int, depth: int, drafting: float) -> float:
     """T of m = `num_tokens` when the deepest draft is `depth` and all drafts take `drafting`."""
-    by_tokens, typical = prices.factors[depth]
-    seconds = prices.tokens[num_tokens] + prices.fixed + prices.slope * num_tokens + drafting
-    seconds *= by_tokens.get(prices.buckets[num_tokens], typical)
-    if prices.num_prompt_tokens:
-        more = prices.tokens[num_tokens + prices.num_prompt_tokens] - prices.tokens[num_tokens]
-        seconds += prices.prompt_factor * (more + prices.prompt_fixed)
+    return _pricing(prices, depth)(num_tokens, drafting)
+
+
+def _pricing(prices: Prices, depth: int) -> Callable[[int, float], float]:
+    """T by m and by what all drafts take."""
+    tokens, fixed, slope, _, factors, buckets, _, num_prompt_tokens, prompt_fixed, prompt_factor = prices
+    by_tokens, typical = factors[depth]
+
+    def seconds(num: int, drafting: float) -> float:
+        own = tokens[num]
+        found = (own + fixed + slope * num + drafting) * by_tokens.get(buckets[num], typical)
+        if num_prompt_tokens:
+            found += prompt_factor * (tokens[num + num_prompt_tokens] - own + prompt_fixed)
+        return found
+
     return seconds
 
 
-_Found: TypeAlias = tuple[float, int, float, float, int, int]  # value; of a choice: m, E, T, items, last
-
-_NOTHING: _Found = (-float("inf"), 0, 0.0, 0.0, 0, 0)
-
-
-class _Taken(NamedTuple):
-    """How things stand before an increment is taken."""
-
-    num_items: int  # that one included
-    tokens: int
-    expected: float
-    drafting: float
-    steps: list[tuple[Sequence[float], int]]  # for each of its positions: times by rows, and rows so far
+# An increment about to be taken, and how things stand before: increments, it included; it; m, E, the time that
+# drafts take; for each of its positions, times by rows, and the rows that draft there.
+_Taking: TypeAlias = tuple[int, Item, int, float, float, Sequence[Sequence[float]], Sequence[int]]
 
 
 def _walk(
@@ -203,62 +212,53 @@ def _walk(
 ) -> Choice:
     """The best prefix of the increments up to `limit` that has one that deep, of which there is one.
 
-    Whole groups come first; bends inside a group are tried for the two increments around the best of them.
+    Its last increment is taken for every number of a few rows, or else for all of them; of many rows, those
+    of the two increments around the best are then taken up to bends.
     """
+    seconds_of, drafts = _pricing(prices, depth), prices.drafts
     rows = [[*own, *[0] * (depth - len(own))] for own in base.rows]
     tokens, expected, drafting = base.num_tokens, base.expected, _drafting(base, prices)
-    best = _NOTHING
-    walked: list[tuple[Item, _Taken]] = []
-    best_at, is_deep = 0, False
+    best, best_value = (0, 0.0, 0.0, 0, 0), -math.inf
+    num_items, is_deep = 0, False
+    large: list[_Taking] = []
+
+    def consider(taking: _Taking, numbers: Iterable[int]) -> None:
+        nonlocal best, best_value
+        num_items, (_, gain, width, *_), tokens, expected, drafting, tables, before = taking
+        for num in numbers:
+            making = drafting
+            for table, rows in zip(tables, before, strict=True):
+                making += table[rows + num] - table[rows]
+            m, hope = tokens + num * width, expected + num * gain
+            seconds = seconds_of(m, making)
+            value = hope / seconds if price is None else hope - price * seconds
+            if value > best_value:
+                best, best_value = (m, hope, seconds, num_items, num), value
+
     for item in items:
         _, gain, width, num_rows, _, drafter, start, end = item
         if end > limit:
             continue
-        own = rows[drafter]
-        steps = [(prices.drafts[drafter][j], own[j]) for j in range(start, end)]
-        taken = _Taken(len(walked) + 1, tokens, expected, drafting, steps)
-        walked.append((item, taken))
-        tokens += num_rows * width
-        expected += num_rows * gain
-        for step, before in steps:
-            drafting += step[before + num_rows] - step[before]
-        own[start:end] = [before + num_rows for _, before in steps]
+        num_items += 1
+        own, tables = rows[drafter], drafts[drafter]
         is_deep = is_deep or end == limit
         if is_deep:
-            seconds = step_seconds(prices, tokens, depth, drafting)
-            value = expected / seconds if price is None else expected - price * seconds
-            found = (value, tokens, expected, seconds, len(walked), num_rows)
-            if 1 < num_rows <= _FEW:
-                few = _best_number(item, taken, range(1, num_rows), prices, depth, price)
-                found = max(found, few)
-            if found[0] > best[0]:
-                best, best_at = found, len(walked) - 1
-    for item, taken in walked[best_at : best_at + 2]:
-        if item.num_rows > _FEW:
-            inside = _numbers(item, taken.tokens + prices.num_prompt_tokens, prices.bends)
-            if inside:
-                best = max(best, _best_number(item, taken, inside, prices, depth, price))
-    _, num_tokens, hope, seconds, num_items, num_last = best
-    return Choice(depth, limit, num_tokens, hope, seconds, num_items, num_last)
-
-
-def _best_number(
-    item: Item, taken: _Taken, numbers: Iterable[int], prices: Prices, depth: int, price: float | None
-) -> _Found:
-    """For how many of its rows an increment is taken best."""
-    num_items, tokens, expected, before_drafting, steps = taken
-    _, gain, width, *_ = item
-    best = _NOTHING
-    for num in numbers:
-        drafting = before_drafting
-        for step, before in steps:
-            drafting += step[before + num] - step[before]
-        m, hope = tokens + num * width, expected + num * gain
-        seconds = step_seconds(prices, m, depth, drafting)
-        value = hope / seconds if price is None else hope - price * seconds
-        if value > best[0]:
-            best = (value, m, hope, seconds, num_items, num)
-    return best
+            taking = num_items, item, tokens, expected, drafting, tables[start:end], own[start:end]
+            if num_rows > _FEW:
+                large.append(taking)
+                consider(taking, (num_rows,))
+            else:
+                consider(taking, range(1, num_rows + 1))
+        for j in range(start, end):
+            drafting += tables[j][own[j] + num_rows] - tables[j][own[j]]
+            own[j] += num_rows
+        tokens += num_rows * width
+        expected += num_rows * gain
+    near = best[3], best[3] + 1
+    for taking in large:
+        if taking[0] in near:
+            consider(taking, _numbers(taking[1], taking[2] + prices.num_prompt_tokens, prices.bends))
+    return Choice(depth, limit, *best)
 
 
 def _numbers(item: Item, size: int, bends: Sequence[int]) -> list[int]:
