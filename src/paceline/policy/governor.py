@@ -32,7 +32,7 @@ from paceline.policy.warmup import LONG, NUM_TRIED, Warmup, is_sure, reach
 _MANY = 64  # rounds that are learnt from even if no choice is made
 _FEW = 4  # rows up to which what each has shown counts at once
 _MAX_PLANS = 256
-_FEW_REPEATS = 3  # of a decision, with so few rows
+_FEW_REPEATS = 7  # of a decision, with so few rows
 _RARE_TIMES = 4  # as long a choice is good for that is rarely asked for: few rows of some kinds, prompts
 _LONGEST = 256  # rounds that any choice is good for
 
@@ -126,8 +126,6 @@ class Governor:
         """
         self._untaken.append((observation, self._now + self._num_since))
         self._num_since += 1
-        if len(observation.decision.rows) <= _FEW:
-            self._learn_rounds()
         if len(self._untaken) >= _MANY:
             self._learn()
 
@@ -153,6 +151,8 @@ class Governor:
             raise PolicyError(f"load has {load.num_rows} rows, and {len(rows)} are given")
         self._now += max(1, self._num_since)
         self._num_since = 0
+        if len(rows) <= _FEW:
+            self._learn_rounds()
         codes = self._look(rows)
         known = self._good_plan(load, codes)
         if known is not None:
