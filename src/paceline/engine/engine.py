@@ -95,7 +95,10 @@ class Engine:
             outputs += self._preparing.start_ready(self._scheduler.add)
             plan = self._scheduler.schedule()
             if plan is not None:
-                begun = self._last_result or time.perf_counter()
+                if self._last_result is None:
+                    begun = time.perf_counter()
+                else:
+                    begun = self._last_result + self._scheduler.seconds_thought
                 result = self._worker.launch(plan).result()
                 self._last_result = time.perf_counter()
                 outputs += self._scheduler.commit(plan, result, self._last_result - begun)

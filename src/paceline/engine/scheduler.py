@@ -105,6 +105,11 @@ class Scheduler:
         """Whether a request lacks its final output or a step is in flight."""
         return bool(self._live or self._in_flight)
 
+    @property
+    def seconds_thought(self) -> float:
+        """How long the policy took to choose the depths of the newest plan."""
+        return self._steering.seconds_thought
+
     def stats(self) -> SchedulerStats:
         """The numbers of this moment; cheap enough for every step."""
         return SchedulerStats(
@@ -348,7 +353,8 @@ class Scheduler:
     def commit(self, plan: Plan, result: StepResult, seconds: float | None = None) -> list[RequestOutput]:
         """Take the result of the oldest plan in flight; returns what it gave each request.
 
-        `seconds` are those of the step, from result to result; None if they mean nothing.
+        `seconds` are those of the step, from result to result, less `seconds_thought`; None if they mean
+        nothing.
         """
         assert plan is self._in_flight[0][0], "plans are committed in the order they were made"
         check_result(plan, result)

@@ -4,12 +4,14 @@ The policy chooses depths, rows that draft in the shadow and control rounds; the
 chose, for pages or for the budget. A result is told with what really ran: to the policy, to the counts, to a
 trace if there is one. Shadow drafts are kept here until the tokens that they guessed at are committed.
 
-Knows nothing of the worker, of pages or of time: the seconds of a step are told.
+Knows nothing of the worker or of pages. The seconds of a step are told; only how long the policy thinks is
+measured here, because a round served out of turn always comes with a long thought, a repeated one with none.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -69,6 +71,7 @@ class Steering:
 
     policy: Policy
     trace: StepTrace | None = None
+    seconds_thought: float = 0.0  # by the policy, for the latest step
     _gains: Gains = field(default_factory=Gains)
     # Decision, results, seconds: counting many at once costs a fraction.
     _uncounted: list[tuple[Decision, list[RowResult | None], float | None]] = field(default_factory=list)
@@ -81,6 +84,7 @@ class Steering:
 
     def decide(self, rows: Sequence[Candidate], num_prompt_tokens: int) -> Round:
         """The depths of a step over these decoding rows, with so many prompt tokens beside them."""
+        self.seconds_thought = 0.0
         if self._num_repeats and self._last is not None and not num_prompt_tokens:
             before, chosen = self._last
             if _is_good_for(chosen, before, rows):
@@ -88,11 +92,13 @@ class Steering:
                 return chosen
         views = tuple([self._view(row) for row in rows])
         load = Load(len(rows), sum(row.context_len for row in rows), num_prompt_tokens)
+        begun = time.perf_counter()
         try:
             decision = self.policy.decide(load, views)
         except Exception:
             self._give_up()
             decision = self.policy.decide(load, views)
+        self.seconds_thought = time.perf_counter() - begun
         depths = {
             row.key: min(depth if row.pinned is None else row.pinned, row.room)
             for row, depth in zip(rows, decision.depths, strict=True)
