@@ -9,7 +9,9 @@ from fake_worker import EOS, VOCAB_SIZE, Done, FakeWorker, alone
 from paceline.config import EngineConfig
 from paceline.engine.engine import Engine
 from paceline.engine.scheduler import Scheduler
+from paceline.engine.steering import Steering
 from paceline.errors import EngineDeadError
+from paceline.policy import Decision, Fixed, Load, Observation, RowView
 from paceline.request import RequestOutput
 from paceline.step import Plan, StepResult, Worker
 
@@ -17,10 +19,9 @@ CONFIG = EngineConfig(page_size=4, max_num_seqs=2, max_num_batched_tokens=16, de
 NUM_PAGES = 32
 
 
-def make_engine(worker: Worker) -> tuple[Engine, Scheduler]:
-    scheduler = Scheduler(
-        CONFIG, num_pages=NUM_PAGES, eos_token_ids=[EOS], max_model_len=100, vocab_size=VOCAB_SIZE
-    )
+def make_engine(worker: Worker, steering: Steering | None = None) -> tuple[Engine, Scheduler]:
+    limits = {"num_pages": NUM_PAGES, "max_model_len": 100, "vocab_size": VOCAB_SIZE}
+    scheduler = Scheduler(CONFIG, eos_token_ids=[EOS], steering=steering, **limits)
     return Engine(scheduler, worker, CONFIG), scheduler
 
 
@@ -45,6 +46,36 @@ class Failing(FakeWorker):
 class Broken(Done):
     def result(self) -> StepResult:
         raise ValueError("bad step")
+
+
+class Pensive(Fixed):
+    """Thinks for long before every second step."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.num_asked = 0
+        self.seconds: list[float] = []
+
+    def decide(self, load: Load, rows: tuple[RowView, ...]) -> Decision:
+        self.num_asked += 1
+        time.sleep(0.05 * (self.num_asked % 2))
+        return super().decide(load, rows)
+
+    def observe(self, observation: Observation) -> None:
+        assert observation.seconds is not None
+        self.seconds.append(observation.seconds)
+
+
+def test_the_time_of_a_step_does_not_hold_the_policys_thinking():
+    policy = Pensive()
+    engine, _ = make_engine(FakeWorker(CONFIG, NUM_PAGES), Steering(policy))
+    engine.add(make_request("r", [1, 2, 3], max_tokens=12, ignore_eos=True))
+    engine.rest()
+    while engine.has_work:
+        engine.step()
+    assert policy.num_asked == len(policy.seconds) == 11
+    assert min(policy.seconds) > 0
+    assert sorted(policy.seconds)[-3] < 0.03
 
 
 def test_runs_requests_to_their_end():

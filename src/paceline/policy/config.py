@@ -19,8 +19,8 @@ class GovernorConfig:
         is_ragged: rows of one step may have different depths. Without it all rows that have no depth of
             their own get the same, as far as they have room.
         warms_up: depths run out of turn until their cost is a served one.
-        reuse: rounds that a choice is good for while there are as many rows; those after the first are four
-            times as many for a few rows, while they are of the same kinds. 1: choose anew at every step.
+        reuse: rounds that a choice is good for while there are as many rows; longer where it is rarely asked
+            for, and where it comes out the same (`plans`). 1: choose anew at every step.
     """
 
     dead_band: float = 0.02

@@ -9,20 +9,20 @@ many prompt steps there are per token made, and minimise the time per token: thi
 
 On top of the choice, in this order: a load whose guard has tripped runs plain; depths without a served
 price are warmed up; rows draft in the shadow while none drafts in earnest; controls are interleaved.
-Between depths whose rates differ by less than the dead band, the one that ran stays. Rows with their own
-depth keep it.
+Between depths whose rates differ by less than the dead band, the one that ran stays, and plain decoding wins
+against all that are not better by half of it. Rows with their own depth keep it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable
 
 from paceline.policy.config import GovernorConfig
 from paceline.policy.cost import CostModel
 from paceline.policy.doubt import insurance
 from paceline.policy.memory import Memory
+from paceline.policy.plans import FEW, Plan, Plans, spread
 from paceline.policy.scene import Scene, Stage
 from paceline.policy.search import Choice, best_by_depth, group_depths, increments
 from paceline.policy.served import bucket
@@ -30,29 +30,7 @@ from paceline.policy.types import Decision, Load, Observation, PolicyError, Reas
 from paceline.policy.warmup import LONG, NUM_TRIED, Warmup, is_sure, reach
 
 _MANY = 64  # rounds that are learnt from even if no choice is made
-_FEW = 4  # rows up to which what each has shown counts at once
-_MAX_PLANS = 256
-_FEW_REPEATS = 7  # of a decision, with so few rows
-_RARE_TIMES = 4  # as long a choice is good for that is rarely asked for: few rows of some kinds, prompts
-_LONGEST = 256  # rounds that any choice is good for
-
-_Depths = Mapping[
-    int, tuple[int, int, int]
-]  # by code: depth of its first rows, their number, that of the others
-
-_Key = tuple[int | tuple[int, ...], int]  # rows: their number or their codes; bucket of prompt tokens
-
-
-class _Plan(NamedTuple):
-    """A choice, and how long it is good for."""
-
-    until: int  # the last round
-    lasts: int  # rounds that it was good for when it was made
-    site: int
-    num_rows: int
-    depths: _Depths
-    choice: Choice
-    plain: Choice  # the same step without drafts, except by rows with their own depth
+_FEW_REPEATS = 7  # of a decision, with few rows
 
 
 class Governor:
@@ -79,7 +57,7 @@ class Governor:
         self._warmup = Warmup(self._depths)
         self._last_limit: dict[int, int] = {}  # deepest draft that was chosen, by site
         self._tried: Counter[int] = Counter()  # rounds of rows that went deeper to see how it is accepted
-        self._plans: dict[_Key, _Plan] = {}
+        self._plans = Plans(self._memory.rows, self._config.reuse)
         self._untaken: list[tuple[Observation, int]] = []  # rounds to learn from, and when they were decided
         self._num_rounds_taken = 0  # of them, those whose rows' acceptance is learnt already
         self._now = 0
@@ -151,7 +129,7 @@ class Governor:
             raise PolicyError(f"load has {load.num_rows} rows, and {len(rows)} are given")
         self._now += max(1, self._num_since)
         self._num_since = 0
-        if len(rows) <= _FEW:
+        if len(rows) <= FEW:
             self._learn_rounds()
         codes = self._look(rows)
         known = self._good_plan(load, codes)
@@ -172,29 +150,18 @@ class Governor:
         if not scene.free:
             has_pins = any(view.pinned is not None for view in rows)
             return self._decision(load, codes, plan, Reason.PINNED if has_pins else Reason.CAPACITY)
-        return self._on_top(scene, self._keep(_key(load, codes), plan))
-
-    def _keep(self, key: _Key, plan: _Plan) -> _Plan:
-        """The plan, with how long it is good for: twice as long as one that was used up and chosen again."""
-        before = self._plans.get(key)
-        is_rare = key[1] > 0 or plan.num_rows <= _FEW
-        lasts = (self._config.reuse - 1) * (_RARE_TIMES if is_rare else 1)
-        if before is not None and before.choice.limit == plan.choice.limit:
-            lasts = max(lasts, min(before.lasts * (2 if self._now > before.until else 1), _LONGEST))
-        if len(self._plans) >= _MAX_PLANS:
-            self._plans.clear()
-        plan = self._plans[key] = plan._replace(until=self._now + lasts, lasts=lasts)
-        return plan
+        return self._on_top(scene, self._plans.keep(load, codes, plan, self._now))
 
     def _look(self, rows: tuple[RowView, ...]) -> list[int]:
         """The codes of these rows."""
         self._memory.rows.take(rows)
         return self._memory.rows.codes()
 
-    def _good_plan(self, load: Load, codes: list[int]) -> _Plan | None:
+    def _good_plan(self, load: Load, codes: list[int]) -> Plan | None:
         """The plan that holds for this step, if there is one and nothing but a shadow is due in it."""
-        plan, now, memory = self._plans.get(_key(load, codes)), self._now, self._memory
-        if plan is None or now > plan.until:
+        now, memory = self._now, self._memory
+        plan = self._plans.find(load, codes, now)
+        if plan is None:
             return None
         is_clean = not load.num_prompt_tokens and min(codes) >= 0
         if is_clean and self._config.warms_up and self._warmup.is_due(plan.site, now):
@@ -203,33 +170,9 @@ class Governor:
             memory.guard.is_tripped(plan.site, now) or memory.guard.wants_control(plan.site, now)
         ):
             return None
-        missing = set(codes) - plan.depths.keys()
-        return self._extended(plan, missing) if missing else plan
+        return self._plans.extended(plan, codes)
 
-    def _extended(self, plan: _Plan, codes: set[int]) -> _Plan | None:
-        """The plan for rows with these codes too, if it says something of rows like them.
-
-        They go as deep as those of the nearest kind. At almost every step of a large batch some request comes
-        or goes, is near its end or turns out to be of another kind: near enough until the next choice.
-        """
-        depths = dict(plan.depths)
-        decode = self._memory.rows.decode
-        for code in codes:
-            spelled = decode(code)
-            depth = spelled.depth
-            if not spelled.is_own:
-                near = [
-                    (abs(decode(other).kind - spelled.kind), of[2])
-                    for other, of in plan.depths.items()
-                    if not decode(other).is_own and decode(other).drafter == spelled.drafter
-                ]
-                if not near:
-                    return None
-                depth = min(depth, min(near)[1])
-            depths[code] = (depth, 0, depth)
-        return plan._replace(depths=depths)
-
-    def _choose(self, scene: Scene) -> _Plan:
+    def _choose(self, scene: Scene) -> Plan:
         """The best choice, or the one that ran before if it is nearly as good."""
         items = increments(self._stage.groups(scene), self._depths) if scene.free else []
         calm = scene.prices
@@ -247,6 +190,8 @@ class Governor:
             least = worth[best] - self._config.dead_band * choice.expected
             if choice.limit == last and worth[i] > least:
                 best = i
+        if worth[0] > max(worth) - self._config.dead_band / 2 * choices[0].expected:
+            best = 0  # what is told of drafting is the best of many guesses, and plain is the promise
         chosen = choices[best]
         self._last_limit[scene.site] = chosen.limit
         if self._config.is_ragged:
@@ -254,9 +199,7 @@ class Governor:
             depths = {code: of for (code, _), of in zip(scene.free, found, strict=True)}
         else:
             depths = self._same(scene, chosen.limit)
-        return _Plan(
-            self._now, 0, scene.site, len(scene.codes), depths | self._own(scene), chosen, choices[0]
-        )
+        return Plan(scene.site, len(scene.codes), depths | self._own(scene), chosen, choices[0])
 
     def _same(self, scene: Scene, depth: int) -> dict[int, tuple[int, int, int]]:
         """The same depth for all rows that have none of their own, as far as they have room."""
@@ -268,7 +211,7 @@ class Governor:
         spelled = {code: self._memory.rows.decode(code) for code in scene.numbers if code < 0}
         return {code: (own.depth, 0, own.depth) for code, own in spelled.items()}
 
-    def _on_top(self, scene: Scene, plan: _Plan) -> Decision:
+    def _on_top(self, scene: Scene, plan: Plan) -> Decision:
         """What overrules the choice."""
         load, codes, guard = scene.load, scene.codes, self._memory.guard
         plain = plan._replace(depths=self._same(scene, 0) | self._own(scene), choice=plan.plain)
@@ -287,7 +230,7 @@ class Governor:
             return self._decision(load, codes, plain, Reason.GUARD, is_control=True)
         return self._decision(load, codes, plan, Reason.PAYS, is_lasting=not load.num_prompt_tokens)
 
-    def _rest(self, scene: Scene, plain: _Plan, reason: Reason) -> Decision:
+    def _rest(self, scene: Scene, plain: Plan, reason: Reason) -> Decision:
         """No row drafts in earnest; some may in the shadow."""
         shadow: tuple[int, ...] = ()
         shadows, states = self._memory.shadows, self._memory.rows.states
@@ -361,10 +304,10 @@ class Governor:
         self._tried[depth] += LONG * num_rows
         return depth
 
-    def _num_repeats(self, plan: _Plan) -> int:
+    def _num_repeats(self, plan: Plan) -> int:
         """How many rounds more a plan is good for."""
         last = plan.until
-        if plan.num_rows <= _FEW:
+        if plan.num_rows <= FEW:
             last = min(last, self._now + _FEW_REPEATS)
         if self._config.warms_up:
             last = min(last, self._warmup.next_at(plan.site, self._now + 1) - 1)
@@ -374,7 +317,7 @@ class Governor:
         self,
         load: Load,
         codes: list[int],
-        plan: _Plan,
+        plan: Plan,
         reason: Reason,
         shadow: tuple[int, ...] = (),
         is_control: bool = False,
@@ -384,7 +327,7 @@ class Governor:
         return Decision(
             load=load,
             rows=self._memory.rows.views,
-            depths=_spread(plan.depths, codes),
+            depths=spread(plan.depths, codes),
             reason=reason,
             shadow=shadow,
             shadow_depth=self._depths[-1] if shadow else 0,
@@ -394,23 +337,3 @@ class Governor:
             plain_seconds=plan.plain.seconds * drift,
             repeat=self._num_repeats(plan) if is_lasting else 0,
         )
-
-
-def _key(load: Load, codes: list[int]) -> _Key:
-    """What has to be the same for a plan to be used again: the kinds of the rows where they are few."""
-    rows = tuple(sorted(codes)) if len(codes) <= _FEW else len(codes)
-    return rows, bucket(load.num_prompt_tokens) if load.num_prompt_tokens else 0
-
-
-def _spread(depths: _Depths, codes: list[int]) -> tuple[int, ...]:
-    """The depths of rows with these codes."""
-    table = {code: other for code, (_, _, other) in depths.items()}
-    spread = list(map(table.__getitem__, codes))
-    for code, (first, num, other) in depths.items():
-        if first == other:
-            continue
-        at = -1
-        for _ in range(min(num, codes.count(code))):  # a plan that is used again may meet fewer of them
-            at = codes.index(code, at + 1)
-            spread[at] = first
-    return tuple(spread)

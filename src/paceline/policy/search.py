@@ -147,7 +147,7 @@ def best_by_depth(
 
 
 def _least_seconds(items: Sequence[Item], base: Base, prices: Prices, limit: int, depth: int) -> float:
-    """What a step takes at least that goes to the limit: all increments up to it that are denser come first."""
+    """What a step takes at least that goes to the limit: all denser increments up to it come first."""
     tokens = base.num_tokens
     for item in items:
         if item.end == limit:
@@ -202,8 +202,8 @@ def _pricing(prices: Prices, depth: int) -> Callable[[int, float], float]:
     return seconds
 
 
-# An increment about to be taken, and how things stand before: increments, it included; it; m, E, the time that
-# drafts take; for each of its positions, times by rows, and the rows that draft there.
+# An increment about to be taken, and how things stand before: increments, it included; it; m, E, the time
+# that drafts take; for each of its positions, times by rows, and the rows that draft there.
 _Taking: TypeAlias = tuple[int, Item, int, float, float, Sequence[Sequence[float]], Sequence[int]]
 
 

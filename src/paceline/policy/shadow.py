@@ -6,9 +6,9 @@ step late, or as many as there are drafts. Drafting at every step, not only wher
 costs hardly more (rows stay in step with each other) and needs no result before the next decision.
 
 Sessions are paid for in advance from a purse that fills with `share` of the time served, so all of them
-together never take a greater share than that. After a session that found nothing new the next is twice as
-far away, up to `max_interval` rounds; one that did better than expected, and `wake` (the load has changed),
-make it near again.
+together never take a greater share than that. After a session that found nothing new (its drafts were
+accepted as expected, within two standard deviations) the next is twice as far away, up to `max_interval`
+rounds; one that did better, and `wake` (the load has changed), make it near again.
 """
 
 from __future__ import annotations

@@ -112,8 +112,9 @@ class Observation:
     Args:
         decision: what was decided for it.
         accepted: drafts that each row accepted, aligned with `decision.rows` (accept_len is one more).
-        seconds: the step's share of wall time, from result to result, draft, sampling and host
-            included; None if it means nothing (idle before it, first use of a kernel, a row left out).
+        seconds: the step's share of wall time, from result to result, draft, sampling and host included,
+            the time that `decide` took left out; None if it means nothing (idle before it, first use of a
+            kernel, a row left out).
         verified: drafts of each row that went through the target; None: as decided. 0 drops a row.
         drafted: drafts of each row that were made; None: as verified.
         cut: rows (indices) whose acceptance ended for another reason than a draft that was wrong.

@@ -1,0 +1,93 @@
+"""How long a choice is good for."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.policy import Load, RowView
+from paceline.policy.plans import LONGEST, Plan, Plans, spread
+from paceline.policy.rows import RowBook
+from paceline.policy.search import Choice
+
+DEPTHS = (0, 1, 2, 3)
+
+
+def choice(limit: int) -> Choice:
+    return Choice(limit, limit, 8, 8.0, 0.01, limit, 0)
+
+
+def plan(rows: RowBook, limit: int) -> Plan:
+    depths = dict.fromkeys(rows.codes(), (limit, 0, limit))
+    return Plan(1, len(rows.views), depths, choice(limit), choice(0))
+
+
+def book(num_rows: int, **row: object) -> RowBook:
+    rows = RowBook(DEPTHS)
+    rows.take(tuple(RowView(i, 3, **row) for i in range(num_rows)))  # type: ignore[arg-type]
+    return rows
+
+
+@pytest.mark.parametrize(("num_rows", "num_prompt_tokens", "first"), [(8, 0, 15), (8, 5, 60), (2, 0, 60)])
+def test_twice_as_long_each_time_that_it_was_used_up_and_comes_out_the_same(
+    num_rows: int, num_prompt_tokens: int, first: int
+) -> None:
+    rows, now, lasts = book(num_rows), 0, []
+    plans, load = Plans(rows, reuse=16), Load(num_rows, 100, num_prompt_tokens)
+    while not lasts or lasts[-1] < LONGEST:
+        kept = plans.keep(load, rows.codes(), plan(rows, 1), now)
+        lasts.append(kept.lasts)
+        assert kept.until == now + kept.lasts
+        assert plans.find(load, rows.codes(), kept.until) is kept
+        now = kept.until + 1
+        assert plans.find(load, rows.codes(), now) is None
+    doubled = [first * 2**i for i in range(len(lasts))]
+    assert lasts == [min(num, LONGEST) for num in doubled]
+
+
+def test_not_longer_when_it_is_chosen_again_before_its_end_and_as_at_first_when_it_changes() -> None:
+    rows, load = book(8), Load(8, 100)
+    plans = Plans(rows, reuse=16)
+    at = [(1, 0), (1, 16), (1, 20), (2, 30), (2, 46)]
+    kept = [plans.keep(load, rows.codes(), plan(rows, limit), now).lasts for limit, now in at]
+    assert kept == [15, 30, 30, 15, 30]
+
+
+@pytest.mark.parametrize("num_rows", [1, 8])
+def test_a_reuse_of_one_is_never_more(num_rows: int) -> None:
+    rows, load = book(num_rows), Load(num_rows, 100)
+    plans = Plans(rows, reuse=1)
+    assert [plans.keep(load, rows.codes(), plan(rows, 1), now).lasts for now in range(3)] == [0, 0, 0]
+    assert plans.find(load, rows.codes(), 3) is None
+
+
+def test_many_rows_are_told_apart_by_their_number_few_by_their_kinds() -> None:
+    rows = book(8)
+    plans, kept = Plans(rows, reuse=16), plan(rows, 1)
+    plans.keep(Load(8, 100), rows.codes(), kept, 0)
+    states = rows.states
+    states[0].kind = 5
+    assert plans.find(Load(8, 100), rows.codes(), 1) is not None
+    assert plans.find(Load(8, 100, 3), rows.codes(), 1) is None
+    rows.take(rows.views[:2])
+    plans.keep(Load(2, 100), rows.codes(), plan(rows, 1), 0)
+    assert plans.find(Load(2, 100), rows.codes()[::-1], 1) is not None
+    rows.states[1].kind = 6
+    assert plans.find(Load(2, 100), rows.codes(), 1) is None
+    plans.clear()
+    assert plans.find(Load(8, 100), book(8).codes(), 1) is None
+
+
+def test_a_kind_it_does_not_know_goes_like_the_nearest_and_another_drafter_does_not() -> None:
+    rows = book(8)
+    for state, kind in zip(rows.states, (1, 1, 1, 1, 5, 5, 5, 5), strict=True):
+        state.kind = kind
+    easy, hard = rows.codes()[0], rows.codes()[-1]
+    plans = Plans(rows, reuse=16)
+    known = plan(rows, 0)._replace(depths={easy: (3, 2, 2), hard: (0, 0, 0)})
+    rows.states[1].kind = 2
+    rows.states[7].kind = 6
+    found = plans.extended(known, rows.codes())
+    assert found is not None
+    assert spread(found.depths, rows.codes()) == (3, 2, 3, 2, 0, 0, 0, 0)
+    rows.take((RowView("other", 3, drafter="ngram"), *rows.views[1:]))
+    assert plans.extended(known, rows.codes()) is None
