@@ -243,7 +243,8 @@ def _walk(
         own, tables = rows[drafter], drafts[drafter]
         is_deep = is_deep or end == limit
         if is_deep:
-            taking = num_items, item, tokens, expected, drafting, tables[start:end], own[start:end]
+            before = tables[start:end], own[start:end]
+            taking: _Taking = num_items, item, tokens, expected, drafting, *before
             if num_rows > _FEW:
                 large.append(taking)
                 consider(taking, (num_rows,))
