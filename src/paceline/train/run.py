@@ -95,16 +95,7 @@ def train_eagle3(
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device is cuda, but torch sees no CUDA device on this machine")
     out.mkdir(parents=True, exist_ok=True)
-    path = resolve_model(target_name)
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    with open_checkpoint(path) as checkpoint:
-        config = checkpoint.config
-        _check_target(config)
-        weights = load_weights(checkpoint, dtype=dtype, device=device, packed=False)
-    tokenizer = load_tokenizer(path)
-    if not tokenizer.has_chat_template:
-        raise ModelError(f"{target_name} has no chat template, which conversations are made with")
-
+    config, weights, tokenizer = _load_target(target_name, device)
     conversations = _conversations(
         out / "conversations.npz", config, weights, tokenizer, recipe, device, own_prompts
     )
@@ -136,6 +127,19 @@ def train_eagle3(
         on_report(report)
         export_draft(to_draft(head, target.capture), out / "head", "sglang", overwrite=True)
     return head
+
+
+def _load_target(name: str, device: str) -> tuple[ModelConfig, Weights, Tokenizer]:
+    """A model that a head can be trained for."""
+    path = resolve_model(name)
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    with open_checkpoint(path) as checkpoint:
+        _check_target(checkpoint.config)
+        weights = load_weights(checkpoint, dtype=dtype, device=device, packed=False)
+    tokenizer = load_tokenizer(path)
+    if not tokenizer.has_chat_template:
+        raise ModelError(f"{name} has no chat template, which conversations are made with")
+    return checkpoint.config, weights, tokenizer
 
 
 def _conversations(
