@@ -1,12 +1,11 @@
 """The products of `packed_gemm` in integers, on AVX-512 VNNI: an instruction multiplies 64 pairs of bytes.
 
-The weights' codes take part as they are. Of x, each block is rounded to 16 bits: to q s, where
-s = max|x| / 32512 and q = 256 high + low of two signed bytes. Then
+The weights' codes take part as they are, x is rounded to blocks of 16-bit numbers (`packed_planes`: s and
+q = 256 high + low). Then
 
     y = sum over blocks of s (d (codes . q) + m (sum of q)),   codes . q = 256 (codes . high) + (codes . low)
 
-where the integers are exact and the rest is float32: the product of a vector that differs from x by at most
-1/65024 of its block's largest value. A block with a NaN or an infinity gives NaN or infinity.
+where the integers are exact and the rest is float32.
 
 Layout. As in `packed_gemm` 16 output rows share the lanes of a vector, and scales are the same. Codes of 4
 consecutive columns share a 32-bit lane, group g of a block being its columns 4 g to 4 g + 3; for [N, K]:
@@ -30,6 +29,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from paceline.kernels.packed_gemm import BLOCK, HEADER_BYTES, SWIGLU, embed, finish
+from paceline.kernels.packed_planes import BIAS, FACTS_BYTES, constant, plane_at, round_blocks
 from paceline.kernels.parallel import Kernel, arg, arg_f32
 from paceline.kernels.simd import (
     V_F16,
@@ -41,46 +41,22 @@ from paceline.kernels.simd import (
     load,
     load_i64,
     load_u8_f32,
-    op,
     splat,
     store,
     store_i64,
-    vadd,
-    vec_type,
-    vfma,
-    vload,
-    vmul,
-    vset,
-    vsum,
 )
 
-BIAS = 128  # added to signed codes, since the instruction's weights are unsigned
 MAX_TILE = 8  # tokens that one pass over the weights serves
 _AHEAD = 6  # blocks between the one at work and the one that is fetched: two streams of weights are short
-
-_LARGEST = 32512  # of |q|: 127 * 256
-_LEAST = 1e-30  # scales go no lower, so that 1 / s is finite: x below 1e-35 counts as 0
-_MAGIC = 1.5 * 2.0**23 + 128  # a float32 added to round to an integer, whose low bits are then q + 128
-_MAGIC_BITS = 0x4B400080
 _LINE = 64
-_FACTS_BYTES = 8  # of a token's block, beside its planes: s as float32, then what _emit_facts says
 
 _I32, _I64, _F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
-_V_BYTES = ir.VectorType(ir.IntType(8), 64)
 
 
 def supported() -> bool:
     """Whether this processor has the instructions."""
     features = llvm.get_host_cpu_features()
     return all(features.get(name, False) for name in ("avx512f", "avx512bw", "avx512vnni"))
-
-
-def _constant(value: int) -> Any:
-    return ir.Constant(V_I32, [value] * WIDTH)
-
-
-def _f32(value: float) -> Any:
-    return ir.Constant(_F32, float(np.float32(value)))
 
 
 def _dot(b: Any, total: Any, codes: Any, x: Any) -> Any:
@@ -101,8 +77,8 @@ def _code_vectors(b: Any, codes: Any, bits: int, block: int) -> list[Any]:
     if bits == 8:
         return [load(b, b.add(codes, _I64(g * WIDTH * 4)), V_I32) for g in range(block // 4)]
     both = [load(b, b.add(codes, _I64(g * WIDTH * 4)), V_I32) for g in range(block // 8)]
-    nibbles = _constant(0x0F0F0F0F)
-    return [b.and_(v, nibbles) for v in both] + [b.and_(b.lshr(v, _constant(4)), nibbles) for v in both]
+    nibbles = constant(0x0F0F0F0F)
+    return [b.and_(v, nibbles) for v in both] + [b.and_(b.lshr(v, constant(4)), nibbles) for v in both]
 
 
 def _emit_tile(b: Any, args: list[Any], bits: int, scale_bytes: int, block: int, num_tokens: int) -> None:
@@ -129,21 +105,20 @@ def _emit_tile(b: Any, args: list[Any], bits: int, scale_bytes: int, block: int,
         emit_prefetch(b, b.add(code_at, _I64(_AHEAD * code_bytes + line)))
     for line in range(0, scales_bytes, _LINE):
         emit_prefetch(b, b.add(scale_at, _I64(_AHEAD * scales_bytes + line)))
-    x_at = b.add(x, b.mul(i, _I64(num_tokens * (planes + _FACTS_BYTES))))
-    facts_at = [b.add(x_at, _I64(num_tokens * planes + m * _FACTS_BYTES)) for m in tokens]
+    x_at = b.add(x, b.mul(i, _I64(num_tokens * (planes + FACTS_BYTES))))
+    facts_at = [b.add(x_at, _I64(num_tokens * planes + m * FACTS_BYTES)) for m in tokens]
 
-    high = [_constant(0)] * num_tokens
+    high = [constant(0)] * num_tokens
     low = [
-        _constant(0) if bits == 4 else _load_splat(b, b.add(facts_at[m], _I64(4)), _I32, V_I32)
-        for m in tokens
+        constant(0) if bits == 4 else _load_splat(b, b.add(facts_at[m], _I64(4)), _I32, V_I32) for m in tokens
     ]
     for g, weights in enumerate(_code_vectors(b, code_at, bits, block)):
         for m in tokens:
             for plane, sums_of in enumerate((low, high)):
-                at = b.add(x_at, _I64(m * planes + _plane_at(g, plane, block)))
+                at = b.add(x_at, _I64(m * planes + plane_at(g, plane, block)))
                 sums_of[m] = _dot(b, sums_of[m], weights, _load_splat(b, at, _I32, V_I32))
     d = load_scale(scale_at)
-    new = [b.fmul(b.sitofp(b.add(b.shl(high[m], _constant(8)), low[m]), V_F32), d) for m in tokens]
+    new = [b.fmul(b.sitofp(b.add(b.shl(high[m], constant(8)), low[m]), V_F32), d) for m in tokens]
     if bits == 4:
         offset = load_scale(b.add(scale_at, _I64(WIDTH * scale_bytes)))
         for m in tokens:
@@ -166,7 +141,7 @@ def _tile(bits: int, scale_bytes: int, block: int = BLOCK) -> Any:
     """The inner loop of one format, as an intrinsic over addresses:
 
     (count, codes, scales, x, num_blocks, out): for 16 rows of the weight and `count` in 1..MAX_TILE tokens,
-    `out` [count, 16] float32; `x` is what `_round_blocks` made for these tokens.
+    `out` [count, 16] float32; `x` is what `round_blocks` made for these tokens.
     """
 
     def emit(context: Any, b: Any, sig: Any, args: Any) -> Any:
@@ -187,127 +162,9 @@ def _tile(bits: int, scale_bytes: int, block: int = BLOCK) -> Any:
     return intrinsic(typing)
 
 
-def _fold(b: Any, x: Any, name: str) -> Any:
-    """The lanes of an int32 vector as one number: `add`, `umax`."""
-    fn_type = ir.FunctionType(_I32, [V_I32])
-    fn = cgutils.get_or_insert_function(b.module, fn_type, f"llvm.vector.reduce.{name}.v{WIDTH}i32")
-    return b.call(fn, [x])
-
-
-def _emit_facts(b: Any, total: Any, signed: bool, address: Any) -> None:
-    """The block's sum of q, as the float that offsets are multiplied by or as what takes BIAS out again."""
-    if signed:
-        b.store(b.mul(total, _I32(-BIAS)), b.inttoptr(address, _I32.as_pointer()))
-    else:
-        b.store(b.sitofp(total, _F32), b.inttoptr(address, _F32.as_pointer()))
-
-
-def _emit_planes(b: Any, rounded: list[Any], planes: Any) -> None:
-    """Store bytes of q from the low halves of q + 128: the upper one is `high`, the lower one `low` ^ 128."""
-    pairs = b.and_(rounded[0], _constant(0xFFFF))
-    if len(rounded) == 2:
-        pairs = b.or_(pairs, b.shl(rounded[1], _constant(16)))
-    num_bytes = 2 * len(rounded)  # of a lane that count
-    order = [
-        quarter * 16 + lane * 4 + half * 2 + plane
-        for quarter in range(4)
-        for plane in range(2)
-        for half in range(len(rounded))
-        for lane in range(4)
-    ]
-    as_bytes = b.xor(b.bitcast(pairs, _V_BYTES), ir.Constant(_V_BYTES, [128, 0] * 32))
-    undefined = ir.Constant(_V_BYTES, ir.Undefined)
-    lanes = ir.Constant(ir.VectorType(_I32, 16 * num_bytes), order)
-    store(b, b.shuffle_vector(as_bytes, undefined, lanes), planes)
-
-
-def _plane_at(group: int, plane: int, block: int) -> int:
-    """Where `_emit_planes` puts a group's low (0) or high (1) bytes. A quarter's groups lie together."""
-    groups = block // WIDTH
-    return (group % 4 * 2 * groups + plane * groups + group // 4) * 4
-
-
-def _emit_block(b: Any, vectors: list[Any], planes: Any, facts: Any, signed: bool) -> None:
-    """One block of x, 16 columns a vector, to its planes and facts."""
-    largest = _constant(int(np.float32(_LEAST).view(np.int32)))
-    for v in vectors:  # floats of one sign are ordered as their bits are, and NaN is above all
-        size = b.and_(b.bitcast(v, V_I32), _constant(0x7FFFFFFF))
-        largest = b.select(b.icmp_unsigned(">", size, largest), size, largest)
-    top = b.bitcast(_fold(b, largest, "umax"), _F32)
-    b.store(b.fmul(top, _f32(1 / _LARGEST)), b.inttoptr(facts, _F32.as_pointer()))
-    inverse = splat(b, b.fdiv(_f32(_LARGEST), top), V_F32)
-    magic = ir.Constant(V_F32, [_MAGIC] * WIDTH)
-    rounded = [b.bitcast(call_float_op(b, "fma", [v, inverse, magic]), V_I32) for v in vectors]
-    _emit_planes(b, rounded, planes)
-    total = rounded[0] if len(rounded) == 1 else b.add(*rounded)
-    sum_q = b.sub(_fold(b, total, "add"), _I32(len(vectors) * WIDTH * _MAGIC_BITS % 2**32))
-    _emit_facts(b, sum_q, signed, b.add(facts, _I64(4)))
-
-
-@op(types.void, vec_type, vec_type, types.int64, types.int64)
-def _round_32(b: Any, left: Any, right: Any, planes: Any, facts: Any) -> None:
-    """A block of 32 columns, for codes with an offset."""
-    _emit_block(b, [left, right], planes, facts, signed=False)
-
-
-@op(types.void, vec_type, vec_type, types.int64, types.int64)
-def _round_32_signed(b: Any, left: Any, right: Any, planes: Any, facts: Any) -> None:
-    """A block of 32 columns, for codes with BIAS."""
-    _emit_block(b, [left, right], planes, facts, signed=True)
-
-
-@op(types.void, vec_type, types.int64, types.int64)
-def _round_16_signed(b: Any, x: Any, planes: Any, facts: Any) -> None:
-    """A block of 16 columns, for codes with BIAS."""
-    _emit_block(b, [x], planes, facts, signed=True)
-
-
-@njit(inline="always")  # type: ignore[untyped-decorator]
-def _norm_factor(x: int, eps: float, num_columns: int) -> Any:
-    """What RMSNorm multiplies one token's vector by, beside its weights."""
-    even, odd = vset(np.float32(0.0)), vset(np.float32(0.0))  # two sums: each waits for its last addition
-    for at in range(x, x + num_columns * 4, BLOCK * 4):
-        left, right = vload(at), vload(at + WIDTH * 4)
-        even, odd = vfma(left, left, even), vfma(right, right, odd)
-    mean = vsum(vadd(even, odd)) / np.float32(num_columns)
-    return vset(np.float32(1.0) / np.sqrt(mean + np.float32(eps)))
-
-
-@njit(inline="always")  # type: ignore[untyped-decorator]
-def _columns(x: int, gamma: int, factor: Any) -> Any:
-    """16 columns of one token's vector, normalised where `gamma` is the address of weights."""
-    v = vload(x)
-    if gamma != 0:
-        v = vmul(vmul(v, factor), vload(gamma))
-    return v
-
-
-@njit(inline="always")  # type: ignore[untyped-decorator]
-def _round_blocks(
-    x: int, gamma: int, eps: float, num_columns: int, block: int, signed: bool,
-    planes: int, facts: int, stride: int,
-) -> None:  # fmt: skip
-    """One token's blocks, `stride` bytes apart; `gamma` = 0 for no norm."""
-    factor = vset(np.float32(1.0))
-    if gamma != 0:
-        factor = _norm_factor(x, eps, num_columns)
-    for i in range(num_columns // BLOCK):
-        at = i * BLOCK * 4
-        weights = gamma + at if gamma != 0 else 0
-        left = _columns(x + at, weights, factor)
-        right = _columns(x + at + WIDTH * 4, weights + WIDTH * 4 if gamma != 0 else 0, factor)
-        if block == 16:
-            _round_16_signed(left, planes + 2 * i * stride, facts + 2 * i * stride)
-            _round_16_signed(right, planes + (2 * i + 1) * stride, facts + (2 * i + 1) * stride)
-        elif signed:
-            _round_32_signed(left, right, planes + i * stride, facts + i * stride)
-        else:
-            _round_32(left, right, planes + i * stride, facts + i * stride)
-
-
 def scratch_floats(num_tokens: int, num_columns: int, block: int = BLOCK) -> int:
     """Float32 of scratch that one thread needs, zeroed at first, in whole cache lines."""
-    rounded = num_tokens * (num_columns // block) * (2 * block + _FACTS_BYTES) // 4
+    rounded = num_tokens * (num_columns // block) * (2 * block + FACTS_BYTES) // 4
     return -(-(HEADER_BYTES // 4 + 2 * MAX_TILE * WIDTH + rounded) // WIDTH) * WIDTH
 
 
@@ -329,7 +186,7 @@ def _gemm(
     gate = scratch + HEADER_BYTES
     value = gate + (num_products - 1) * MAX_TILE * WIDTH * 4
     rounded = gate + 2 * MAX_TILE * WIDTH * 4  # for each pass [blocks, planes and facts of its tokens]
-    block_bytes = 2 * block + _FACTS_BYTES
+    block_bytes = 2 * block + FACTS_BYTES
 
     if load_i64(scratch) != token:  # each thread prepares its own x once a phase
         store_i64(scratch, token)
@@ -338,8 +195,8 @@ def _gemm(
             count = (num_tokens - m + left - 1) // left
             first = rounded + m * blocks * block_bytes
             for j in range(count):
-                planes, facts = first + j * 2 * block, first + count * 2 * block + j * _FACTS_BYTES
-                _round_blocks(
+                planes, facts = first + j * 2 * block, first + count * 2 * block + j * FACTS_BYTES
+                round_blocks(
                     x + (m + j) * num_columns * 4, gamma, eps, num_columns, block, signed,
                     planes, facts, count * block_bytes,
                 )  # fmt: skip

@@ -16,6 +16,7 @@ import torch
 from paceline.kernels import packed_dot, packed_gemm
 from paceline.kernels.memory import Arena
 from paceline.kernels.packed_gemm import BLOCK
+from paceline.kernels.packed_planes import BIAS
 from paceline.kernels.parallel import Kernel
 from paceline.kernels.simd import WIDTH
 from paceline.models.tensors import Bytes, Kind, RawTensor
@@ -105,7 +106,7 @@ class PackedMatrix:
         codes = codes.reshape(tiles, self.num_columns // block, -1, WIDTH)
         if self.format.bits == 4:
             return torch.cat((codes & 15, codes >> 4), dim=2)
-        return (codes ^ packed_dot.BIAS if self.format.dot else codes).view(torch.int8)
+        return (codes ^ BIAS if self.format.dot else codes).view(torch.int8)
 
 
 def packs(tensors: Sequence[RawTensor]) -> bool:
@@ -148,7 +149,7 @@ def _place(kind: Kind, rows: Sequence[Bytes], num_columns: int, arena: Arena, do
     fmt = (_DOT_FORMATS if dot else _FLOAT_FORMATS)[name]
     codes, scales = (np.concatenate(p) for p in zip(*(to_parts(blocks) for blocks in rows), strict=True))
     if fmt.dot and fmt.bits == 8:
-        codes = codes.view(np.uint8) ^ np.uint8(packed_dot.BIAS)
+        codes = codes.view(np.uint8) ^ np.uint8(BIAS)
     placed_codes = arena.copy(_lanes(codes, 4 if fmt.dot else 1))
     placed_scales = arena.copy(_lanes(scales).squeeze(-1))
     return PackedMatrix(fmt, sum(map(len, rows)), num_columns, placed_codes, placed_scales)
