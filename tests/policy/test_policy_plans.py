@@ -18,7 +18,7 @@ def choice(limit: int) -> Choice:
 
 def plan(rows: RowBook, limit: int) -> Plan:
     depths = dict.fromkeys(rows.codes(), (limit, 0, limit))
-    return Plan(1, len(rows.views), depths, choice(limit), choice(0))
+    return Plan(1, depths, choice(limit), choice(0))
 
 
 def book(num_rows: int, **row: object) -> RowBook:
@@ -91,3 +91,12 @@ def test_a_kind_it_does_not_know_goes_like_the_nearest_and_another_drafter_does_
     assert spread(found.depths, rows.codes()) == (3, 2, 3, 2, 0, 0, 0, 0)
     rows.take((RowView("other", 3, drafter="ngram"), *rows.views[1:]))
     assert plans.extended(known, rows.codes()) is None
+
+
+def test_of_many_the_older_ones_are_forgotten() -> None:
+    rows = book(8)
+    plans, kept = Plans(rows, reuse=16), plan(rows, 1)
+    for num_rows in range(5, 262):
+        plans.keep(Load(num_rows, 100), [8] * num_rows, kept, 0)
+    assert plans.find(Load(5, 100), [8] * 5, 1) is None
+    assert plans.find(Load(261, 100), [8] * 261, 1) is not None

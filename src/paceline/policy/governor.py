@@ -134,12 +134,11 @@ class Governor:
         codes = self._look(rows)
         known = self._good_plan(load, codes)
         if known is not None:
-            if known.choice.num_items:
-                return self._decision(load, codes, known, Reason.PAYS, is_lasting=not load.num_prompt_tokens)
-            if not self._memory.shadows.is_due(self._now):
-                return self._decision(load, codes, known, Reason.COSTS, is_lasting=not load.num_prompt_tokens)
+            reason = Reason.PAYS if known.choice.num_items else Reason.COSTS
+            if reason is Reason.PAYS or not self._memory.shadows.is_due(self._now):
+                return self._decision(load, codes, known, reason, is_lasting=not load.num_prompt_tokens)
             self._learn()
-            return self._rest(self._stage.scene(load, codes), known, Reason.COSTS)
+            return self._rest(self._stage.scene(load, codes), known, reason)
         self._learn()
         codes = self._look(rows)
         scene = self._stage.scene(load, codes)
@@ -199,7 +198,7 @@ class Governor:
             depths = {code: of for (code, _), of in zip(scene.free, found, strict=True)}
         else:
             depths = self._same(scene, chosen.limit)
-        return Plan(scene.site, len(scene.codes), depths | self._own(scene), chosen, choices[0])
+        return Plan(scene.site, depths | self._own(scene), chosen, choices[0])
 
     def _same(self, scene: Scene, depth: int) -> dict[int, tuple[int, int, int]]:
         """The same depth for all rows that have none of their own, as far as they have room."""
@@ -304,10 +303,10 @@ class Governor:
         self._tried[depth] += LONG * num_rows
         return depth
 
-    def _num_repeats(self, plan: Plan) -> int:
+    def _num_repeats(self, plan: Plan, num_rows: int) -> int:
         """How many rounds more a plan is good for."""
         last = plan.until
-        if plan.num_rows <= FEW:
+        if num_rows <= FEW:
             last = min(last, self._now + _FEW_REPEATS)
         if self._config.warms_up:
             last = min(last, self._warmup.next_at(plan.site, self._now + 1) - 1)
@@ -335,5 +334,5 @@ class Governor:
             predicted_tokens=plan.choice.expected,
             predicted_seconds=plan.choice.seconds * drift,
             plain_seconds=plan.plain.seconds * drift,
-            repeat=self._num_repeats(plan) if is_lasting else 0,
+            repeat=self._num_repeats(plan, load.num_rows) if is_lasting else 0,
         )

@@ -32,7 +32,6 @@ class Plan(NamedTuple):
     """A choice, and how long it is good for."""
 
     site: int
-    num_rows: int
     depths: Depths
     choice: Choice
     plain: Choice  # the same step without drafts, except by rows with their own depth
@@ -60,7 +59,7 @@ class Plans:
         """The plan, chosen in round `now`, with how long it is good for."""
         key = _key(load, codes)
         before = self._plans.get(key)
-        is_rare = load.num_prompt_tokens > 0 or plan.num_rows <= FEW
+        is_rare = load.num_prompt_tokens > 0 or load.num_rows <= FEW
         lasts = (self._reuse - 1) * (_RARE_TIMES if is_rare else 1)
         if before is not None and before.choice.limit == plan.choice.limit:
             lasts = max(lasts, min(before.lasts * (2 if now > before.until else 1), LONGEST))

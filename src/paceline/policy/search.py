@@ -148,13 +148,9 @@ def best_by_depth(
 
 def _least_seconds(items: Sequence[Item], base: Base, prices: Prices, limit: int, depth: int) -> float:
     """What a step takes at least that goes to the limit: all denser increments up to it come first."""
-    tokens = base.num_tokens
-    for item in items:
-        if item.end == limit:
-            tokens += item.width
-            break
-        if item.end < limit:
-            tokens += item.width * item.num_rows
+    first = next(i for i, item in enumerate(items) if item.end == limit)
+    denser = sum([item.width * item.num_rows for item in items[:first] if item.end < limit])
+    tokens = base.num_tokens + denser + items[first].width
     drafting = min([sum([of[1] for of in tables[:limit]]) for tables in prices.drafts])
     by_tokens, typical = prices.factors[depth]
     seconds = min(prices.tokens[tokens:]) + prices.fixed + prices.slope * tokens + drafting
