@@ -70,7 +70,7 @@ class Ride:
     def moment(self) -> Moment:
         """Read K/V, and take the step whose drafts belong to it. Drafting must be on."""
         num_tokens = len(self.token_ids)
-        row = self._stand.side.engine._scheduler._running[self._request.request_id].row
+        row = self._stand.side.engine._scheduler._roster._running[self._request.request_id].row
         keys, values = self._stand.draft_kv(row)
         self.step()
         return Moment(num_tokens, keys, values, self._stand.latest_drafts)

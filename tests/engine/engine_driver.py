@@ -86,7 +86,7 @@ class Driver:
     def check_age(self, plan: Plan) -> None:
         """Where a decoding row sits out for want of pages, nobody younger gets any."""
         steps, sat_out = {step.row: step for step in plan.rows}, False
-        for seq in self.scheduler._running.values():
+        for seq in self.scheduler._roster._running.values():
             if seq.row in steps:
                 assert not (sat_out and steps[seq.row].new_page_ids), (
                     f"{seq.request_id} took an elder's pages"
@@ -96,7 +96,7 @@ class Driver:
 
     def check_depths(self, plan: Plan) -> None:
         """No row drafts more than its request asks for, or than is chosen for those that do not ask."""
-        rows = {seq.row: seq.request.params.depth for seq in self.scheduler._running.values()}
+        rows = {seq.row: seq.request.params.depth for seq in self.scheduler._roster._running.values()}
         decoding = sum(step.samples for step in plan.rows) + len(rows)
         chosen = max(self.choose_depth(num) for num in range(decoding + 1))
         failed = self.scheduler.stats().speculation.drafter_error is not None

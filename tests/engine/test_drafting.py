@@ -172,10 +172,10 @@ def test_an_abort_frees_pages_within_a_step_at_any_depth(depth: int, lag: int):
     for _ in range(4):
         driver.step()
     held = driver.scheduler.stats().num_pages_used
-    num_pages = len(driver.scheduler._running["gone"].page_ids)
+    num_pages = len(driver.scheduler._roster._running["gone"].page_ids)
     driver.abort("gone")
     driver.step()
-    stays = len(driver.scheduler._running["stays"].page_ids)
+    stays = len(driver.scheduler._roster._running["stays"].page_ids)
     assert num_pages > 0
     assert held > driver.scheduler.stats().num_pages_used == stays
     driver.drain()

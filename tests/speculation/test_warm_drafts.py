@@ -37,7 +37,7 @@ class State:
 
 def look(target: Target, run: Run, name: str) -> State:
     """What its row holds now. Proposals leave K/V only where the next step writes."""
-    seq = run.scheduler._running[name]
+    seq = run.scheduler._roster._running[name]
     rows, row = target.worker._rows, seq.row
     length = int(rows.seq_len[row])
     assert length == seq.computed_len
@@ -81,7 +81,9 @@ def check_warm(always: State, other: State, tolerance: float) -> None:
 
 def reach(target: Target, run: Run, name: str, length: int) -> State:
     """Step until the request knows `length` tokens."""
-    while name not in run.scheduler._running or run.scheduler._running[name].known_len < length:
+    while (
+        name not in run.scheduler._roster._running or run.scheduler._roster._running[name].known_len < length
+    ):
         run.step()
     state = look(target, run, name)
     assert len(state.token_ids) == length, f"it went past {length}"
@@ -95,7 +97,7 @@ def boundaries(target: Target, each: EngineRequest, most: int) -> dict[int, Stat
     states: dict[int, State] = {}
     while len(states) < most:
         run.step()
-        if each.request_id not in run.scheduler._running:
+        if each.request_id not in run.scheduler._roster._running:
             break
         state = look(target, run, each.request_id)
         states[len(state.token_ids)] = state
@@ -204,7 +206,7 @@ def test_cached_prefixes_arrive_warm(either: tuple[Target, float]) -> None:
     run.add(again)
     state = reach(target, run, "again", min(states))
     check_warm(states[min(states)], state, tolerance)
-    assert run.scheduler._running["again"].num_cached_tokens >= 64
+    assert run.scheduler._roster._running["again"].num_cached_tokens >= 64
 
 
 def test_another_prompt_behind_a_cached_prefix(target: Target) -> None:
@@ -219,7 +221,7 @@ def test_another_prompt_behind_a_cached_prefix(target: Target) -> None:
         run.step()
     run.add(other)
     state = reach(target, run, "other", min(states))
-    assert run.scheduler._running["other"].num_cached_tokens == 4 * page
+    assert run.scheduler._roster._running["other"].num_cached_tokens == 4 * page
     wanted = states[min(states)]
     differs = ((state.keys - wanted.keys).abs() > 1e-4).flatten(1).any(1).nonzero().flatten().tolist()
     assert differs == [4 * page - 1]
@@ -235,9 +237,9 @@ def test_preempted_rows(target: Target) -> None:
     run.add(elder, short)
     while run.scheduler.stats().num_preemptions == 0:
         run.step()
-    while short.request_id not in run.scheduler._running:
+    while short.request_id not in run.scheduler._roster._running:
         run.step()
-    known = run.scheduler._running[short.request_id].known_len
+    known = run.scheduler._roster._running[short.request_id].known_len
     length = next((n for n in states if n > known), None)
     assert length is not None
     check_warm(states[length], reach(target, run, short.request_id, length), 1e-4)
@@ -253,7 +255,7 @@ def test_rows_beside_each_other(target: Target) -> None:
     for _ in range(25):
         run.step()
         for each in watched:
-            if each.request_id not in run.scheduler._running:
+            if each.request_id not in run.scheduler._roster._running:
                 continue
             state = look(target, run, each.request_id)
             wanted = states[each.request_id].get(len(state.token_ids))
@@ -276,8 +278,8 @@ def test_rejected_drafts_leave_nothing(target: Target) -> None:
     run.add(each)
     lengths = set()
     while (
-        each.request_id not in run.scheduler._running
-        or run.scheduler._running[each.request_id].known_len < 50
+        each.request_id not in run.scheduler._roster._running
+        or run.scheduler._roster._running[each.request_id].known_len < 50
     ):
         run.step()
         state = look(target, run, each.request_id)

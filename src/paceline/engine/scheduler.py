@@ -1,21 +1,17 @@
 """Which rows run in the next step, and what became of the last: computed tokens chase known ones.
 
 There is no prefill phase and no decode phase. A step has a token budget: every decoding row takes
-1 + its depth of it, prompt chunks share the rest first come first served. Older requests come first
-everywhere: out of pages, the youngest running one gives up its pages, waits at the front of the
-queue and is computed again later, so the oldest always gets on and nothing is lost.
+1 + its depth of it, prompt chunks share the rest first come first served. Who holds which row and which
+pages, and who gives them up for others, is the `Roster`'s.
 
 Plans are made from bounds, never from what a step in flight will yield, so `schedule` may be called
-again before `commit`. A request that ends or is preempted with a step in flight keeps its row and
-its pages until that step is committed: nobody else's K/V can be written over.
+again before `commit`.
 
 Knows nothing of the model, text, time or processes.
 """
 
 from __future__ import annotations
 
-import heapq
-import itertools
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -26,6 +22,7 @@ from paceline.engine.drafting import Drafting, Tally
 from paceline.engine.limits import Limits
 from paceline.engine.pages import InvariantError, PagePool, ensure
 from paceline.engine.prefix_cache import PrefixCache
+from paceline.engine.roster import Roster
 from paceline.engine.sequence import Sequence, Status
 from paceline.engine.stats import SchedulerStats
 from paceline.engine.steering import Candidate, Round, Steering
@@ -83,19 +80,13 @@ class Scheduler:
         self._pool = PagePool(num_pages, config.page_size)
         self._limits = Limits(max_model_len, vocab_size, config.page_size, self._pool.capacity, max_depth)
         self._prefixes = PrefixCache(self._pool, enabled=config.prefix_caching)
-        self._free_rows = list(range(config.max_num_seqs))  # a heap: low rows first keeps batches compact
-
+        self._roster = Roster(self._pool, self._prefixes, config.max_num_seqs)
         self._live: dict[str, Sequence] = {}  # accepted and without a final output
-        self._waiting: deque[Sequence] = deque()  # oldest first, all younger than every running one
-        self._running: dict[str, Sequence] = {}  # oldest first
-        self._leaving: set[Sequence] = set()  # preempted or ended, with a step in flight
         # Launched, oldest first.
         self._in_flight: deque[tuple[Plan, list[Sequence], Decision | None]] = deque()
-        self._ended_rows: list[int] = []  # to tell the worker with the next plan
 
         self._num_arrivals = 0
         self._num_steps = 0
-        self._num_preemptions = 0
         self._num_prompt_tokens_computed = 0
         self._num_prompt_tokens_cached = 0
         self._num_generated_tokens = 0
@@ -113,12 +104,12 @@ class Scheduler:
     def stats(self) -> SchedulerStats:
         """The numbers of this moment; cheap enough for every step."""
         return SchedulerStats(
-            num_running=len(self._running),
-            num_waiting=len(self._live) - len(self._running),
+            num_running=self._roster.num_running,
+            num_waiting=len(self._live) - self._roster.num_running,
             num_pages=self._pool.capacity,
             num_pages_used=self._pool.num_used,
             num_pages_cached=self._pool.num_cached,
-            num_preemptions=self._num_preemptions,
+            num_preemptions=self._roster.num_preemptions,
             num_prompt_tokens_computed=self._num_prompt_tokens_computed,
             num_prompt_tokens_cached=self._num_prompt_tokens_cached,
             num_generated_tokens=self._num_generated_tokens,
@@ -144,7 +135,7 @@ class Scheduler:
             seq.tally = Tally()
         self._num_arrivals += 1
         self._live[request.request_id] = seq
-        self._waiting.append(seq)
+        self._roster.enter(seq)
 
     def vet(self, request: EngineRequest) -> int:
         """What `add` would raise now; returns the most tokens that prompt and answer may come to."""
@@ -173,8 +164,7 @@ class Scheduler:
             for seq, step in zip(sequences, plan.rows, strict=True):
                 seq.settle(step)
         self._in_flight.clear()
-        for seq in list(self._leaving):
-            self._vacate(seq)
+        self._roster.nothing_in_flight()
         ended = list(self._live.values())
         for seq in ended:
             self._end(seq)
@@ -189,11 +179,7 @@ class Scheduler:
         """No open request any more: the caller makes the final output."""
         del self._live[seq.request_id]
         self._steering.ended(seq.request_id)
-        if seq.status is Status.WAITING:
-            self._waiting.remove(seq)
-            seq.status = Status.ENDED
-        else:
-            self._leave(seq, Status.ENDED)
+        self._roster.end(seq)
 
     # The next step.
 
@@ -204,29 +190,25 @@ class Scheduler:
         """
         step = self._new_step()
         # Oldest first: whoever is preempted on the way is younger, hence not planned yet.
-        for seq in list(self._running.values()):
+        for seq in self._roster.running:
             if seq.status is not Status.RUNNING:
                 continue
             if seq.decoding:
                 self._plan_decode(seq, step)
             else:
                 self._plan_chunk(seq, step)
-        # A preempted request is older than the rest of the queue, so nobody passes it on its way there.
-        if not step.short and not any(seq.status is Status.PREEMPTED for seq in self._leaving):
-            while self._waiting and self._free_rows and step.chunk_budget:
-                seq = self._waiting[0]
-                if not self._admit(seq, step):
-                    break
-                self._plan_chunk(seq, step)
+        if not step.short and not self._roster.is_held_up:
+            while step.chunk_budget and (first := self._roster.first) and self._admit(first, step):
+                self._plan_chunk(first, step)
         return self._launch(step)
 
     def _new_step(self) -> _Step:
         budget = self._config.max_num_batched_tokens
-        decoding = [seq for seq in self._running.values() if seq.decoding and seq.remaining]
+        decoding = [seq for seq in self._roster.running if seq.decoding and seq.remaining]
         if not decoding:
             return _Step(budget)
         # Every running row, and whoever comes next, keeps a share of the budget: drafts never stop a prompt.
-        num_shares = len(self._running) + bool(self._waiting and self._free_rows)
+        num_shares = self._roster.num_running + (self._roster.first is not None)
         most = min(budget // num_shares - 1, self._drafting.max_depth)
         rows = [
             Candidate(seq.request_id, min(most, self._room(seq)), seq.request.params.depth, seq.known_len)
@@ -237,8 +219,8 @@ class Scheduler:
 
     def _num_prompt_tokens_due(self) -> int:
         """Prompt tokens that want to be computed, as far as can be told before it is planned."""
-        due = sum(s.known_len - s.planned_len for s in self._running.values() if not s.decoding)
-        for seq in itertools.islice(self._waiting, len(self._free_rows)):
+        due = sum(seq.known_len - seq.planned_len for seq in self._roster.running if not seq.decoding)
+        for seq in self._roster.coming:
             if due >= self._config.max_num_batched_tokens:
                 break
             due += seq.known_len - len(self._prefixes.match(seq)) * self._pool.page_size
@@ -248,6 +230,23 @@ class Scheduler:
         """Drafts beyond a row's limit cannot be accepted, and none is worth preempting somebody for."""
         num_tokens = (len(seq.page_ids) + self._pool.num_available) * self._pool.page_size
         return max(0, min(seq.remaining - 1, num_tokens - seq.upper_len))
+
+    def _admit(self, seq: Sequence, step: _Step) -> bool:
+        """Let the roster's first run, if it can."""
+        start = self._roster.admit(step.chunk_budget)
+        if start is None:
+            return False
+        step.starts.append(start)
+        if not seq.num_preemptions:
+            self._num_prompt_tokens_cached += seq.num_cached_tokens
+        return True
+
+    def _reserve(self, seq: Sequence, num_tokens: int, step: _Step) -> tuple[int, ...] | None:
+        """Pages that the row lacks for so many tokens; None: it sits this step out."""
+        num_preemptions = self._roster.num_preemptions
+        new_page_ids = self._roster.reserve(seq, num_tokens)
+        step.short |= new_page_ids is None or self._roster.num_preemptions > num_preemptions
+        return new_page_ids
 
     def _plan_decode(self, seq: Sequence, step: _Step) -> None:
         if seq.remaining == 0:
@@ -277,76 +276,12 @@ class Scheduler:
         for seq, row_step in planned:
             seq.launch(row_step)
         self._num_prompt_tokens_computed += sum(row_step.query_len for _, row_step in step.chunks)
-        ends, self._ended_rows = tuple(self._ended_rows), []
-        plan = Plan(self._num_steps, ends, tuple(step.starts), tuple([row_step for _, row_step in planned]))
+        rows = tuple([row_step for _, row_step in planned])
+        plan = Plan(self._num_steps, self._roster.take_ended_rows(), tuple(step.starts), rows)
         self._num_steps += 1
         decision = None if step.round is None else step.round.decision
         self._in_flight.append((plan, [seq for seq, _ in planned], decision))
         return plan
-
-    # Rows and pages change hands.
-
-    def _admit(self, seq: Sequence, step: _Step) -> bool:
-        """Give the head of the queue a row and its cached pages, if there are pages for its first chunk."""
-        hits = self._prefixes.match(seq)
-        hit_len = len(hits) * self._pool.page_size
-        # A preempted request comes back when all it knows fits, or it would be preempted again for nothing.
-        first_len = seq.known_len if seq.num_preemptions else min(seq.known_len, hit_len + step.chunk_budget)
-        missing = self._pool.pages_for(first_len) - len(hits)
-        if missing > self._pool.num_available - self._pool.num_idle(hits):
-            return False
-        self._pool.share(hits)
-        self._waiting.popleft()
-        self._running[seq.request_id] = seq
-        step.starts.append(seq.occupy(heapq.heappop(self._free_rows), hits, hit_len))
-        if not seq.num_preemptions:
-            seq.num_cached_tokens = hit_len
-            self._num_prompt_tokens_cached += hit_len
-        return True
-
-    def _reserve(self, seq: Sequence, num_tokens: int, step: _Step) -> tuple[int, ...] | None:
-        """Lengthen a row's block table to `num_tokens` tokens, preempting the youngest for it.
-
-        None: it was itself the youngest, or it sits this step out for pages that one in flight holds.
-        """
-        missing = self._pool.pages_for(num_tokens) - len(seq.page_ids)
-        if missing <= 0:
-            return ()
-        while missing > self._pool.num_available:
-            step.short = True
-            if self._leaving:
-                return None  # younger rows cannot profit: a decoding row lacks one page at most
-            youngest = next(reversed(self._running.values()))
-            self._preempt(youngest)
-            if youngest is seq:
-                return None
-        new_page_ids = self._pool.allocate(missing)
-        seq.page_ids.extend(new_page_ids)
-        return new_page_ids
-
-    def _preempt(self, seq: Sequence) -> None:
-        seq.num_preemptions += 1
-        self._num_preemptions += 1
-        self._leave(seq, Status.PREEMPTED)
-
-    def _leave(self, seq: Sequence, status: Status) -> None:
-        """Stop running, for good or for now; row and pages follow when no step is in flight."""
-        seq.status = status
-        self._running.pop(seq.request_id, None)
-        self._leaving.add(seq)
-        if seq.num_in_flight == 0:
-            self._vacate(seq)
-
-    def _vacate(self, seq: Sequence) -> None:
-        """Take row and pages back from a request that leaves."""
-        self._leaving.remove(seq)
-        self._pool.release(seq.page_ids)
-        heapq.heappush(self._free_rows, seq.row)
-        self._ended_rows.append(seq.row)
-        seq.vacate()
-        if seq.status is Status.PREEMPTED:
-            seq.status = Status.WAITING
-            self._waiting.appendleft(seq)
 
     # What became of a step.
 
@@ -378,8 +313,7 @@ class Scheduler:
                     self._prefixes.publish(seq)
                     if prompt_logprobs:
                         outputs.append(RequestOutput(seq.request_id, prompt_logprobs=prompt_logprobs))
-            if seq.num_in_flight == 0 and seq in self._leaving:
-                self._vacate(seq)
+            self._roster.settled(seq)
         if decision is not None:
             self._steering.observe(decision, rounds, seconds)
         return outputs
@@ -424,16 +358,7 @@ class Scheduler:
         Raises:
             InvariantError: names what does not.
         """
-        holders = [*self._running.values(), *self._leaving]
-        self._pool.check(seq.page_ids for seq in holders)
-        rows = sorted([*self._free_rows, *(seq.row for seq in holders)])
-        ensure(rows == list(range(self._config.max_num_seqs)), f"rows are lost or doubled: {rows}")
-        for seq in self._waiting:
-            ensure(not seq.page_ids, f"request {seq.request_id} waits and holds pages {seq.page_ids}")
-        ages = [seq.arrival for seq in [*self._running.values(), *self._waiting]]
-        ensure(ages == sorted(ages), f"requests are out of order: arrivals {ages}")
-        for seq in holders:
-            seq.check(self._pool.page_size)
+        holders = self._roster.check()
         num_launched = sum(len(sequences) for _, sequences, _ in self._in_flight)
         num_counted = sum(seq.num_in_flight for seq in holders)
         ensure(num_launched == num_counted, f"{num_launched} row steps in flight, rows count {num_counted}")
