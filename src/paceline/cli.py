@@ -226,7 +226,12 @@ def _serve(args: argparse.Namespace) -> None:
 
 
 def report_address(address: Address) -> None:
-    body = {"model": address.model_name, "messages": [{"role": "user", "content": "Say hello."}]}
+    # A small model that is sampled at the default temperature may ramble up to its context's end.
+    body = {
+        "model": address.model_name,
+        "messages": [{"role": "user", "content": "Say hello."}],
+        "max_tokens": 64,
+    }
     print(
         f"Paceline {__version__} serves {address.model_name} at {address.url} "
         f"(context: {address.max_model_len} tokens)"

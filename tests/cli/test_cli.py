@@ -217,7 +217,9 @@ def test_serve_answers_the_curl_line_it_prints_and_ends_on_sigterm(tmp_path: Pat
         greeting = [process.stdout.readline() for _ in range(3)]
         assert "smollm2-135m-instruct" in greeting[0]
         answer = subprocess.run(["bash", "-c", greeting[2]], capture_output=True, text=True, timeout=60)
-        assert json.loads(answer.stdout)["choices"][0]["message"]["content"]
+        reply = json.loads(answer.stdout)
+        assert reply["choices"][0]["message"]["content"]
+        assert reply["usage"]["completion_tokens"] <= 64
         url = re.search(r"http://\S+?(?=/)", greeting[2])
         assert url is not None
         with urllib.request.urlopen(url[0] + "/health") as health:
