@@ -68,6 +68,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args, unknown = _parser().parse_known_args(argv)
     if unknown:
         args.parser.refuse(unknown)
+    # Torch's threads spin while they wait. Beside other processes that costs a prompt most of its time;
+    # with the cores to itself it gains nothing. Read when torch is loaded, here or in a process of ours.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
         args.run(args)
         sys.stdout.flush()  # here, where a full disk is told in one line

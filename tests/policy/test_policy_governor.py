@@ -69,6 +69,16 @@ class TestLies:
         assert server.against_best(300, num_rows) > 0.95
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_drafting_that_is_dearer_than_told_at_every_depth_is_compared_with_plain_decoding_early(
+    seed: int,
+) -> None:
+    """Its depths confirm each other: only a plain round shows that the machine has not become slower."""
+    server = Server(Governor(lying(16, drafted=1 / 3)), chances=same(0.3, 0.35, 0.4, 0.4), seed=seed)
+    server.run(200, 16)
+    assert server.against_best(300, 16) > 0.97
+
+
 def test_rounds_of_a_repeated_decision_count_as_any() -> None:
     governor = Governor(TRUTH)
     server, asked = Server(governor, repeats=1), []

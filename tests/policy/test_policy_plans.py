@@ -100,3 +100,23 @@ def test_of_many_the_older_ones_are_forgotten() -> None:
         plans.keep(Load(num_rows, 100), [8] * num_rows, kept, 0)
     assert plans.find(Load(5, 100), [8] * 5, 1) is None
     assert plans.find(Load(261, 100), [8] * 261, 1) is not None
+
+
+def test_rows_near_their_end_go_on_with_what_was_best_before_if_that_keeps_to_their_limits() -> None:
+    rows, load = book(3), Load(3, 100)
+    plans = Plans(rows, reuse=16)
+    [code] = set(rows.codes())
+    mixed = Plan(1, {code: (2, 1, 1)}, choice(2), choice(0))
+    kept = plans.keep(load, rows.codes(), mixed, 0)
+
+    def limited(*max_depths: int) -> Plan | None:
+        rows.take(tuple(RowView(i, depth) for i, depth in enumerate(max_depths)))
+        return plans.find(load, rows.codes(), 1)
+
+    for max_depths in ((3, 3, 1), (2, 2, 2), (2, 1, 1), (3, 1, 2)):
+        near = limited(*max_depths)
+        assert near is not None and near.choice == kept.choice
+        assert spread(near.depths, rows.codes()) == (2, 1, 1)
+    assert limited(1, 3, 3) is None  # the one that was to go deeper may not
+    assert limited(2, 2, 0) is None  # a row with a depth of its own is another row
+    assert plans.find(load, rows.codes(), kept.until + 1) is None

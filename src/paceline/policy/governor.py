@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 from paceline.policy.config import GovernorConfig
 from paceline.policy.cost import CostModel
-from paceline.policy.doubt import insurance
+from paceline.policy.doubt import MOST, insurance
 from paceline.policy.memory import Memory
 from paceline.policy.plans import FEW, Plan, Plans, spread
 from paceline.policy.scene import Scene, Stage
@@ -273,7 +273,8 @@ class Governor:
             num, noise = num_visits(depth), served.noise
             if num and not is_sure(num, served.surprises.get(depth, {}).get(site, 0.0), noise):
                 return True
-            trust = insurance(served.surprises, depth, memory.model.is_measured)
+            # Costs of drafting that are wrong alike confirm each other, and plain decoding is the promise.
+            trust = insurance(served.surprises, depth, memory.model.is_measured) if depth else MOST
             hoped = rate(depth, not (num or is_known)) * reach(num, trust, noise)
             return hoped > (1 + self._config.dead_band) * best
 

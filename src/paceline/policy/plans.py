@@ -52,6 +52,15 @@ class Plans:
 
     def find(self, load: Load, codes: list[int], now: int) -> Plan | None:
         """The plan that is good for round `now`; it may lack some of the codes."""
+        plan = self._good(load, codes, now)
+        if plan is None and len(codes) <= FEW:
+            free = [self._rows.unlimited(code) for code in codes]
+            if free != codes:
+                plan = self._good(load, free, now)
+                return plan and self._within_limits(plan, free, codes)
+        return plan
+
+    def _good(self, load: Load, codes: list[int], now: int) -> Plan | None:
         plan = self._plans.get(_key(load, codes))
         return plan if plan is not None and now <= plan.until else None
 
@@ -67,6 +76,20 @@ class Plans:
             self._plans.clear()
         plan = self._plans[key] = plan._replace(until=now + lasts, lasts=lasts)
         return plan
+
+    def _within_limits(self, plan: Plan, free: list[int], codes: list[int]) -> Plan | None:
+        """A plan for rows without limits (`free`), for the same rows (`codes`) with them, if it keeps to them.
+
+        What is best where rows may go deeper is best where they may not, if it does not.
+        """
+        found: dict[int, list[int]] = {}
+        for depth, code in zip(spread(plan.depths, free), codes, strict=True):
+            if depth > self._rows.decode(code).depth:
+                return None
+            found.setdefault(code, []).append(depth)
+        return plan._replace(
+            depths={code: (max(of), of.count(max(of)), min(of)) for code, of in found.items()}
+        )
 
     def extended(self, plan: Plan, codes: list[int]) -> Plan | None:
         """The plan for rows with these codes, if it says something of rows like them.

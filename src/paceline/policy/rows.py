@@ -92,6 +92,15 @@ class RowBook:
             known = self._codes[code] = Code(is_own, drafter, self._depths[index], kind)
         return known
 
+    def unlimited(self, code: int) -> int:
+        """The code of rows like these that may go as deep as any; rows with their own depth stay as they are."""
+        spelled = self.decode(code)
+        return code if spelled.is_own else self._slot(spelled.drafter, len(self._depths) - 1) + spelled.kind
+
+    def _slot(self, drafter: int, index: int) -> int:
+        """The code of the first kind, for rows that may go down to a depth."""
+        return (drafter * len(self._depths) + index + 1) * NUM_KINDS
+
     def _find(self, view: RowView) -> RowState:
         state = self._known.get(view.key)
         if state is None or (state.view is not view and state.view != view):
@@ -105,6 +114,5 @@ class RowBook:
         limit = clamp_depth(self._depths[-1], view, self._depths)
         is_own = view.pinned is not None or limit == 0
         state.drafter = self.drafter_of(view.drafter)
-        number = state.drafter * len(self._depths) + self._depths.index(limit)
-        state.slot = (number + 1) * NUM_KINDS * (-1 if is_own else 1)
+        state.slot = self._slot(state.drafter, self._depths.index(limit)) * (-1 if is_own else 1)
         return state

@@ -7,7 +7,8 @@ beat the best by more than the dead band:
     rate(k) reach(n) > best (1 + dead band)      n rounds of k were timed at this load
     reach(0) = insurance (`doubt`), with acceptance at its upper bound;   reach(n) = exp(2 noise / sqrt(n))
 
-at most `NUM_CLOSE` times. One round is enough for a depth that does as expected. If the first ones surprise
+where plain decoding always has the greatest insurance: depths whose costs are wrong alike confirm each other,
+and who drafts has to know what plain decoding takes. A depth is served so at most `NUM_CLOSE` times. One round is enough for a depth that does as expected. If the first ones surprise
 by more than noise, there are `NUM_SURE` of them, so that a round in which the machine stood still prices
 nothing out. A depth that cannot be timed is given up.
 
@@ -115,23 +116,34 @@ class Warmup:
             if num_visits(depth) < NUM_CLOSE and site.runs.get(depth, 0) < _MAX_RUNS and may_pay(depth)
         ]
         if not lacking:
-            return self._again(site, now, gap)
+            return self._again(site, now, num_visits, gap)
         _, depth = min(lacking)  # shallow ones first: they are cheap, and what they show holds for their like
         site.runs[depth] = site.runs.get(depth, 0) + 1
         return self._begin(site, depth, 1, now)
 
-    def _again(self, site: _Site, now: int, gap: Callable[[int], float | None]) -> int | None:
+    def _again(
+        self,
+        site: _Site,
+        now: int,
+        num_visits: Callable[[int], int],
+        gap: Callable[[int], float | None],
+    ) -> int | None:
         """The depth that is due to be served again, the one that has been for longest."""
-        dues = [
-            (site.last_at.setdefault(depth, now) + max(SPACING_AGAIN, round(behind / SHARE)), depth)
+        spans = {
+            depth: max(SPACING_AGAIN, round(behind / SHARE))
             for depth in self._depths
             if (behind := gap(depth)) is not None and behind < FAR_BEHIND
-        ]
-        due_at, depth = min(dues, default=(now + _DONE, 0))
-        if due_at <= now:
-            return self._begin(site, depth, 1, now)
-        site.next_at = min(due_at, now + _DONE)
-        return None
+        }
+        dues = {depth: site.last_at.setdefault(depth, now) + span for depth, span in spans.items()}
+        first = min(dues, key=dues.__getitem__, default=None)
+        if first is None or dues[first] > now:
+            site.next_at = min([now + _DONE, *dues.values()])
+            return None
+        dues[first] = now + spans[first]
+        self._begin(site, first, 1, now)
+        if num_visits(first) >= NUM_CLOSE:  # else what it shows may matter at once
+            site.next_at = max(site.next_at, min([now + _DONE, *dues.values()]))
+        return first
 
     @staticmethod
     def _begin(site: _Site, depth: int, num_rounds: int, now: int) -> int:
