@@ -76,7 +76,7 @@ def test_drafting_that_is_dearer_than_told_at_every_depth_is_compared_with_plain
     """Its depths confirm each other: only a plain round shows that the machine has not become slower."""
     server = Server(Governor(lying(16, drafted=1 / 3)), chances=same(0.3, 0.35, 0.4, 0.4), seed=seed)
     server.run(200, 16)
-    assert server.against_best(300, 16) > 0.97
+    assert server.against_best(300, 16) > 0.95
 
 
 def test_rounds_of_a_repeated_decision_count_as_any() -> None:

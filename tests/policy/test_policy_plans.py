@@ -115,7 +115,8 @@ def test_rows_near_their_end_go_on_with_what_was_best_before_if_that_keeps_to_th
 
     for max_depths in ((3, 3, 1), (2, 2, 2), (2, 1, 1), (3, 1, 2)):
         near = limited(*max_depths)
-        assert near is not None and near.choice == kept.choice
+        assert near is not None
+        assert near.choice == kept.choice
         assert spread(near.depths, rows.codes()) == (2, 1, 1)
     assert limited(1, 3, 3) is None  # the one that was to go deeper may not
     assert limited(2, 2, 0) is None  # a row with a depth of its own is another row

@@ -78,7 +78,7 @@ class Plans:
         return plan
 
     def _within_limits(self, plan: Plan, free: list[int], codes: list[int]) -> Plan | None:
-        """A plan for rows without limits (`free`), for the same rows (`codes`) with them, if it keeps to them.
+        """A plan for rows without limits, `free`, for the same rows with them, `codes`, if it keeps to them.
 
         What is best where rows may go deeper is best where they may not, if it does not.
         """

@@ -93,7 +93,7 @@ class RowBook:
         return known
 
     def unlimited(self, code: int) -> int:
-        """The code of rows like these that may go as deep as any; rows with their own depth stay as they are."""
+        """The code of rows like these that may go as deep as any; that of rows with their own depth stays."""
         spelled = self.decode(code)
         return code if spelled.is_own else self._slot(spelled.drafter, len(self._depths) - 1) + spelled.kind
 
