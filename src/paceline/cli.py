@@ -268,6 +268,11 @@ def _generate(args: argparse.Namespace) -> None:
         for choice, shown in zip(completion.choices, result["choices"], strict=True):
             # On the wire a position is an array; people get names.
             shown["logprobs"] = choice.logprobs and [msgspec.structs.asdict(p) for p in choice.logprobs]
+            if choice.speculation is not None:
+                shown["speculation"] |= {
+                    "accept_len": choice.speculation.accept_len,
+                    "acceptance_rate": choice.speculation.acceptance_rate,
+                }
         print(json.dumps(result, ensure_ascii=False))
     else:
         print("\n".join(choice.text for choice in completion.choices))

@@ -103,10 +103,11 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
         for number, line in enumerate(lines, start=1):
             try:
                 record = json.loads(line)
-            except json.JSONDecodeError as error:
+            except (ValueError, RecursionError) as error:  # not all that can be wrong with JSON is its syntax
                 if number > 1 and not line.endswith("\n"):
                     return  # the process was killed while it wrote
-                raise PacelineError(f"{path}: line {number} is not JSON: {error.msg}") from None
+                what = getattr(error, "msg", str(error))
+                raise PacelineError(f"{path}: line {number} is not JSON: {what}") from None
             if not isinstance(record, dict):
                 raise PacelineError(f"{path}: line {number} is not a JSON object")
             yield record
@@ -157,7 +158,10 @@ def parse_policy(spec: str, trace: Trace) -> Policy:
         deepest = max(max(step.depths, default=0) for step in trace.steps)
     kind, _, depth = spec.partition(":")
     if kind != FIXED:
-        return make_policy("auto", spec, deepest, trace.costs)
+        try:
+            return make_policy("auto", spec, deepest, trace.costs)
+        except ConfigError as error:
+            raise ConfigError(f"{error}; or {FIXED}:DEPTH") from None
     if not depth.isdecimal() or int(depth) > deepest:
         raise ConfigError(
             f"policy {spec!r}: fixed: needs a depth of 0 to {deepest}, the deepest of the trace"

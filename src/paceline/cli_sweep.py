@@ -161,7 +161,9 @@ def _options(args: argparse.Namespace, settings: Settings, arms: Sequence[Arm]) 
     default = QUICK_LOADS if args.quick else GPU_LOADS if settings.engine.device == "cuda" else CPU_LOADS
     if args.profile:
         default = "1,16,1"
-    loads = _list("--concurrency", args.concurrency or default, int, 1, MAX_CONCURRENCY)
+    loads = _list(
+        "--concurrency", default if args.concurrency is None else args.concurrency, int, 1, MAX_CONCURRENCY
+    )
     contexts = None if args.context is None else _sorted("--context", args.context, int, 16, 2**20)
     quick, longest = args.quick, args.max_prompt_chars
     if longest is not None:

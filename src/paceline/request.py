@@ -70,8 +70,7 @@ class SamplingParams(
         self._check_types()
         self._check("temperature", 0.0, 100.0)
         self._check("top_k", -1, MAX_COUNT)
-        self._check("top_p", 0.0, 1.0)
-        if self.top_p <= 0.0:
+        if not 0.0 < self.top_p <= 1.0:
             raise RequestError("top_p", f"top_p must be in (0, 1], got {self.top_p}")
         self._check("min_p", 0.0, 1.0)
         self._check("n", 1, MAX_COUNT)

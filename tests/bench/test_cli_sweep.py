@@ -44,6 +44,7 @@ def test_addresses_are_arms(text: str, arm: Arm) -> None:
     ("words", "urls", "message"),
     [
         (["17"], [], "--arms: depth must be at most 16, got 17"),
+        (["１"], [], "--arms: plain, a depth, auto or the name of a policy, got '１'"),
         (["-1"], [], "--arms: plain, a depth, auto or the name of a policy, got '-1'"),
         (["1", "01"], [], "--arms, --url: depth 1 is there twice"),
         ([], [], "--arms: there is nothing to measure"),
@@ -62,6 +63,7 @@ def test_bad_arms(words: list[str], urls: list[str], message: str) -> None:
     ("args", "words"),
     [
         (["--concurrency", "0"], "--concurrency must be in [1, 4096], got 0"),
+        (["--concurrency", ""], "--concurrency must be numbers with commas between them, got ''"),
         (["--concurrency", "1,x"], "--concurrency must be numbers with commas between them, got '1,x'"),
         (["--temperature", "nan"], "--temperature must be in [0.0, 100.0], got nan"),
         (["--context", "3"], "--context must be in [16, 1048576], got 3"),

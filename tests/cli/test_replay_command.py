@@ -158,8 +158,10 @@ GOOD = json.dumps(header("steps"))
         ('{"schema": 1, "kind": "steps", "depths": [0], "costs": {}}\n', "cost model: not a mapping"),
         (
             GOOD + '\n{"rows": [[0, 9, 1]], "seconds": 1}\n',
-            "trace: record 2: a row must have 0 <= accepted <= depth <= 4",
+            "trace: record 2: depth must be 0 to 4, got 9",
         ),
+        (GOOD + "\n" + "[" * 100_000 + "\n", "line 2 is not JSON: "),
+        (GOOD.replace('"schema": 1', '"schema": 1' + "0" * 5000, 1) + "\n", "line 1 is not JSON: "),
     ],
 )
 def test_a_damaged_file_is_refused_in_one_line(

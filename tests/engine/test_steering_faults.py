@@ -53,11 +53,14 @@ def test_a_policy_that_fails_is_given_up_once(when: str, caplog: pytest.LogCaptu
     with caplog.at_level(logging.ERROR):
         assert run(steering, 3) == [3] * 4, "a request's own depth still holds"
     assert len(caplog.records) == 1
+    error = {"decide": "ZeroDivisionError: no rate", "observe": "IndexError: out of range"}[when]
+    assert steering.stats().error == error
     assert steering.decide([Candidate("b", 8, None, 5)], 0).depths == {"b": 0}
 
 
 @pytest.mark.parametrize(
-    "words", ["table:1=9", "table:", "table:4", "table:4=3,4=2", "threshold:4:9", "threshold:"]
+    "words",
+    ["table:1=9", "table:", "table:4", "table:4=3,4=2", "threshold:4:9", "threshold:", "threshold:-5"],
 )
 def test_words_that_make_no_policy(words: str) -> None:
     with pytest.raises(ConfigError, match="policy"):

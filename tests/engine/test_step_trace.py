@@ -15,7 +15,7 @@ import pytest
 from paceline.config import EngineConfig
 from paceline.engine.policies import make_steering
 from paceline.engine.steering import Candidate, Steering
-from paceline.engine.trace import MAX_KEYS, StepTrace
+from paceline.engine.trace import MAX_KEYS, StepTrace, check_path
 from paceline.errors import ConfigError
 from paceline.policy import CostModel, Fixed, PolicyError, fixed_depths, read_trace, replay_trace
 from paceline.step import RowResult
@@ -104,9 +104,10 @@ def test_it_rotates_and_stays_small(tmp_path: Path) -> None:
 
 def test_what_is_there_at_the_start_is_kept_once(tmp_path: Path) -> None:
     path = tmp_path / "trace"
-    path.write_text("of an engine that died")
+    died = '{"schema":1,"kind":"steps"}\n{"of an engine that'
+    path.write_text(died)
     StepTrace(path, 2**20, 0, COSTS).close()
-    assert (tmp_path / "trace.1").read_text() == "of an engine that died"
+    assert (tmp_path / "trace.1").read_text() == died
     assert len(lines(path)) == 1
 
 
@@ -126,7 +127,7 @@ def test_requests_appear_as_numbers_of_which_few_are_kept(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("nowhere/trace", "cannot write .*nowhere/trace: No such file or directory"),
+        ("nowhere/trace", "there is no folder .*nowhere"),
         (".", "is not a file"),
         ("/dev/null", "/dev/null is not a file"),
     ],
@@ -134,6 +135,17 @@ def test_requests_appear_as_numbers_of_which_few_are_kept(tmp_path: Path) -> Non
 def test_a_file_that_cannot_be_is_refused_at_the_start(tmp_path: Path, name: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         make_steering(EngineConfig(trace=str(tmp_path / name)), 0, None)
+
+
+def test_a_file_that_is_no_trace_is_nobody_elses_loss(tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    notes.write_text("of years")
+    with pytest.raises(ConfigError, match="notes is not a trace, and would be replaced"):
+        make_steering(EngineConfig(trace=str(notes)), 0, None)
+    assert notes.read_text() == "of years"
+    for begun in ("", '{"sch'):
+        notes.write_text(begun)
+        check_path(notes)
 
 
 def test_settings_are_checked() -> None:

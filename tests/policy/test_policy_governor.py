@@ -375,7 +375,7 @@ class TestReasons:
 def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(PolicyError, match="begin at 0"):
         Governor(depths=(1, 2))
-    with pytest.raises(PolicyError, match="begin at 0"):
+    with pytest.raises(PolicyError, match="a depth must be 0 to 256, got -1"):
         Governor(depths=(-1, 0))
     with pytest.raises(PolicyError, match="2 rows"):
         Governor().decide(Load(2, 0), (RowView(1, 1),))

@@ -204,10 +204,10 @@ RAN = steps(2, 1, 1)
         ([_without(GOOD[0], "depths")], "record 1: depths is missing"),
         ([GOOD[0] | {"costs": {}}], "record 1: cost model"),
         ([GOOD[0], _without(GOOD[1], "matched")], "record 2: matched is missing"),
-        ([GOOD[0], GOOD[1] | {"matched": []}], "record 2: matched must hold"),
-        ([GOOD[0], GOOD[1], GOOD[1] | {"matched": [5]}], "record 3: matched must hold"),
+        ([GOOD[0], GOOD[1] | {"matched": []}], "record 2: matched must not be empty"),
+        ([GOOD[0], GOOD[1], GOOD[1] | {"matched": [5]}], "record 3: matched must be 0 to 4"),
         ([GOOD[0], GOOD[1] | {"arrival": "soon"}], "record 2"),
-        ([RAN[0], RAN[1] | {"rows": [[1, 2, 3]]}], "record 2: a row must have"),
+        ([RAN[0], RAN[1] | {"rows": [[1, 2, 3]]}], "record 2: accepted must be 0 to 2, got 3"),
         ([RAN[0], RAN[1] | {"seconds": 0}], "record 2: seconds"),
     ],
 )

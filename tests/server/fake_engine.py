@@ -4,7 +4,7 @@ prompt has the special token <|say|>, what follows that up to the next special t
 It keeps the real one's promises (blocks cut at stop tokens and at max_tokens, one final output, a
 bounded queue, the depth that is asked for) and writes what happens to the file that FAKE_JOURNAL names.
 Every draft of its drafter is right. Special tokens in a prompt make it die, raise, be slow, blame the
-request's grammar, or lose its drafter.
+request's grammar, or lose its drafter or its policy.
 """
 
 from __future__ import annotations
@@ -24,11 +24,22 @@ from paceline.engine.policies import make_steering
 from paceline.engine.stats import SchedulerStats
 from paceline.engine.steering import Candidate
 from paceline.errors import EngineDeadError, ModelError, QueueFullError
+from paceline.policy import Fixed, Observation
 from paceline.request import EngineRequest, RequestOutput, TokenLogprobs
 from paceline.step import RowResult
 from paceline.tokenizer import load_tokenizer
 
 MAX_MODEL_LEN = 4096
+
+
+class _Misruled(Fixed):
+    """A policy with a fault."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+
+    def observe(self, observation: Observation) -> None:
+        raise ZeroDivisionError("no such luck")
 
 
 class FakeEngine:
@@ -70,6 +81,8 @@ class FakeEngine:
             time.sleep(0.02)
         if any(self._special["<|undraft|>"] in p for p in prompts):
             self._drafting.fail("RuntimeError: no drafts today")
+        if any(self._special["<|misrule|>"] in p for p in prompts):
+            self._steering.policy = _Misruled()
         outputs = self._blame() + self._round()
         for output in outputs:
             if output.finish_reason is not None:

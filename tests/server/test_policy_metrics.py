@@ -83,6 +83,7 @@ def test_every_number_has_its_name_and_goes_on_with_another_engine() -> None:
         num_reentry_accepted=5,
         reentry_accepted_per_pos=[3, 2],
         num_guard_trips=1,
+        error="ValueError: no",
         drift=1.5,
         acceptance=[0.75, 0.5],
     )
@@ -103,6 +104,7 @@ def test_every_number_has_its_name_and_goes_on_with_another_engine() -> None:
         ("num_reentry_accepted_tokens_per_pos_total", "0"): 3,
         ("num_reentry_accepted_tokens_per_pos_total", "1"): 2,
         ("num_guard_trips_total",): 1,
+        ("policy_failed",): 1,
         ("cost_drift",): 1.5,
         ("believed_acceptance", "0"): 0.75,
         ("believed_acceptance", "1"): 0.5,

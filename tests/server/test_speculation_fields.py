@@ -207,6 +207,29 @@ class TestWithoutDrafter:
         assert log.count("the drafter failed and stays off") == 1
         assert "RuntimeError: no drafts today" in log
 
+    def test_a_policy_that_fails_is_told_too_and_requests_may_still_ask_for_a_depth(
+        self, serve: Callable[..., Served]
+    ) -> None:
+        served = serve("--depth", "1", "--max-depth", "4")
+        assert metric(served, "policy_failed") == 0
+        post(served, TEXT, text_body("<|misrule|>abc", max_tokens=9))
+        assert served.client.get("/health").json() == {
+            "status": "ok",
+            "speculation": {
+                "status": "on",
+                "depth": 0,
+                "max_depth": 4,
+                "draft": "ngram",
+                "reason": "the policy failed: ZeroDivisionError: no such luck",
+            },
+        }
+        assert (metric(served, "policy_failed"), metric(served, "drafter_failed")) == (1, 0)
+        asked = text_body("abc", speculation={"depth": 4, "summary": True})
+        assert post(served, TEXT, asked)["choices"][0]["speculation"]["num_rounds"] > 0
+        code, log = served.stop()
+        assert code == 0
+        assert "the policy failed; from now on" in log
+
 
 class TestPython:
     @pytest.fixture

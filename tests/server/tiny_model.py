@@ -11,7 +11,8 @@ from tokenizers import decoders, models, pre_tokenizers
 from paceline.tokenizer import Tokenizer, load_tokenizer
 
 SPECIAL = (
-    "<|im_start|>", "<|im_end|>", "<|die|>", "<|raise|>", "<|slow|>", "<|say|>", "<|dead|>", "<|undraft|>"
+    "<|im_start|>", "<|im_end|>", "<|die|>", "<|raise|>", "<|slow|>", "<|say|>", "<|dead|>", "<|undraft|>",
+    "<|misrule|>",
 )  # fmt: skip
 # Tools as in Hermes' and Qwen's templates.
 TEMPLATE = (

@@ -48,7 +48,7 @@ def arm_of(word: str) -> Arm:
     """
     if word == "plain":
         return Arm(word, "plain", (("draft", "none"),))
-    if word.isdecimal():
+    if word.isascii() and word.isdecimal():
         if int(word) > MAX_DEPTH:
             raise ConfigError(f"--arms: depth must be at most {MAX_DEPTH}, got {word}")
         # Requests say how deep. A policy on the same engine would learn from them what it would not try.

@@ -76,8 +76,11 @@ def build(config: EngineConfig) -> BuiltEngine:
     from paceline.engine.engine import Engine
     from paceline.engine.policies import make_steering
     from paceline.engine.scheduler import Scheduler
+    from paceline.engine.trace import check_path
     from paceline.worker.build import build_worker
 
+    if config.trace is not None:
+        check_path(Path(config.trace))  # before minutes of loading
     worker, info = build_worker(config, progress=sys.stderr.isatty())
     is_auto = config.depth == "auto" and info.max_depth > 0
     asks_costs = is_auto and config.policy == "governor"

@@ -43,6 +43,7 @@ class PolicyStats(msgspec.Struct, frozen=True, kw_only=True):
     those without prompt tokens and without rows that draft by their own request's wish.
     """
 
+    error: str | None = None  # why the policy was given up, in one line: nothing drafts unasked since
     steps: dict[str, list[int]] = {}  # by reason, then by the depth of the deepest row from 0
     seconds: dict[str, float] = {}  # measured, by reason
     num_controls: int = 0  # plain steps only to compare

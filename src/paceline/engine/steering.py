@@ -72,6 +72,7 @@ class Steering:
     policy: Policy
     trace: StepTrace | None = None
     seconds_thought: float = 0.0  # by the policy, for the latest step
+    failure: str | None = None  # why the policy was given up, in one line
     _gains: Gains = field(default_factory=Gains)
     # Decision, results, seconds: counting many at once costs a fraction.
     _uncounted: list[tuple[Decision, list[RowResult | None], float | None]] = field(default_factory=list)
@@ -95,8 +96,8 @@ class Steering:
         begun = time.perf_counter()
         try:
             decision = self.policy.decide(load, views)
-        except Exception:
-            self._give_up()
+        except Exception as error:
+            self._give_up(error)
             decision = self.policy.decide(load, views)
         self.seconds_thought = time.perf_counter() - begun
         depths = {
@@ -172,8 +173,8 @@ class Steering:
         )
         try:
             self.policy.observe(observation)
-        except Exception:
-            self._give_up()
+        except Exception as error:
+            self._give_up(error)
         self._known.clear()
         self._uncounted.append((decision, found, seconds))
         if len(self._uncounted) >= NUM_RECENT:
@@ -188,8 +189,9 @@ class Steering:
             self._recent.append(_Ran(self._gains.num_steps, decision, num_tokens, seconds))
         self._uncounted.clear()
 
-    def _give_up(self) -> None:
+    def _give_up(self, error: Exception) -> None:
         """Go on plainly: requests can do without a policy."""
+        self.failure = f"{type(error).__name__}: {error}".partition("\n")[0]
         log.exception("the policy failed; from now on nothing is drafted that no request asks for")
         self.policy, self._last = Fixed(0), None
 
@@ -202,6 +204,7 @@ class Steering:
         )
         num_trips, drift, acceptance = explained or (0, None, ())
         return PolicyStats(
+            error=self.failure,
             steps={reason: list(by_depth) for reason, by_depth in gains.steps.items()},
             seconds=dict(gains.seconds),
             num_controls=gains.num_controls,

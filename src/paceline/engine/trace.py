@@ -31,7 +31,29 @@ log = logging.getLogger(__name__)
 
 INTERVAL = 0.5  # seconds between writes
 MAX_WAITING = 20_000  # steps; beyond that the file system is too slow, and new ones are left out
+_BEGINS = b'{"schema":'
 MAX_KEYS = 4096  # requests whose numbers are remembered
+
+
+def check_path(path: Path) -> None:
+    """Refuse what cannot become a trace, or what somebody may miss.
+
+    Raises:
+        ConfigError: its folder is not there, or it is there and is no trace.
+    """
+    if not path.parent.is_dir():
+        raise ConfigError(f"trace: there is no folder {path.parent}")
+    if not path.exists():
+        return
+    if not path.is_file():
+        raise ConfigError(f"trace: {path} is not a file")
+    try:
+        with path.open("rb") as file:
+            begins = file.read(len(_BEGINS))
+    except OSError as error:
+        raise ConfigError(f"trace: cannot read {path}: {error.strerror}") from None
+    if not _BEGINS.startswith(begins):  # an empty file, or one that was cut off, is nobody's loss
+        raise ConfigError(f"trace: {path} is not a trace, and would be replaced")
 
 
 class _Entry(NamedTuple):
@@ -51,7 +73,7 @@ class StepTrace:
         costs: what `paceline replay` takes a step to cost.
 
     Raises:
-        ConfigError: it cannot be written to at all.
+        ConfigError: it cannot be written to at all, or is somebody else's.
     """
 
     def __init__(self, path: Path, max_bytes: int, max_depth: int, costs: CostModel) -> None:
@@ -64,8 +86,7 @@ class StepTrace:
         self._numbers: dict[Hashable, int] = {}  # of requests, the one seen last at the end
         self._num_keys = 0
         self._is_on = True
-        if path.exists() and not path.is_file():
-            raise ConfigError(f"trace: {path} is not a file")
+        check_path(path)
         try:
             self._file = self._new_file()
         except OSError as error:

@@ -2,13 +2,15 @@
 
 Imports nothing but the standard library: no tensors, no clock, no files, no logging. A loop of any engine
 drives a policy with two calls, `decide` before a step and `observe` after it; docs/policy.md shows one in
-twenty lines.
+two dozen lines.
 
     types        the records, and the Protocol
     governor     the policy that measures: cost against acceptance, at every step
-      acceptance, cost, served, doubt, search, warmup, shadow, guard, rows, fit      its parts
+      acceptance, cost, served, doubt, search, warmup, shadow, guard, rows, fit,
+      scene, plans, memory, config                                               its parts
     rivals       what other servers do, under the same Protocol
     replay       a recorded trace against any policy
+    checks       what numbers from outside may be
 """
 
 from paceline.policy.acceptance import Acceptance, AcceptanceConfig

@@ -66,8 +66,8 @@ class AcceptanceConfig:
             if not 0 < getattr(self, name) <= 1:
                 raise PolicyError(f"{name} must be in (0, 1], got {getattr(self, name)}")
         for name in ("prior_weight", "kappa", "max_rounds", "max_kind_rounds"):
-            if not getattr(self, name) > 0:
-                raise PolicyError(f"{name} must be positive, got {getattr(self, name)}")
+            if not 0 < getattr(self, name) < math.inf:
+                raise PolicyError(f"{name} must be positive and finite, got {getattr(self, name)}")
 
 
 class RowEvidence:

@@ -18,14 +18,14 @@ these numbers is `served.py`'s. Knows nothing of clocks: whoever measures gives 
 from __future__ import annotations
 
 import bisect
-import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
+from paceline.policy.checks import MAX_TOKENS, real, whole
 from paceline.policy.fit import least_squares_within, rising
-from paceline.policy.types import Load, PolicyError
+from paceline.policy.types import MAX_SECONDS, MIN_SECONDS, Load, PolicyError
 
 SCHEMA = 1
 _PRIOR_TARGET = (
@@ -64,19 +64,23 @@ class Curve:
     """Seconds over a size: points joined by lines, a staircase up to the largest of `stairs`.
 
     Raises:
-        PolicyError: there are no points, sizes do not rise, or a time is not finite.
+        PolicyError: there are no points, sizes do not rise, or a size or a time is no sensible number.
     """
 
     def __init__(self, points: Iterable[tuple[int, float]], stairs: Iterable[int] = ()) -> None:
-        self.points = tuple((int(size), float(seconds)) for size, seconds in points)
-        self.stairs = tuple(sorted(set(stairs)))
+        self.points = tuple(
+            (
+                whole("a curve's size", size, 0, MAX_TOKENS),
+                real("a curve's time", seconds, -MAX_SECONDS, MAX_SECONDS),
+            )
+            for size, seconds in points
+        )
+        self.stairs = tuple(sorted({whole("a curve's stair", size, 0, MAX_TOKENS) for size in stairs}))
         self._sizes = [size for size, _ in self.points]
         if not self.points:
             raise PolicyError("a curve needs a point")
         if any(b <= a for a, b in zip(self._sizes, self._sizes[1:], strict=False)):
             raise PolicyError(f"a curve's sizes must rise, got {self._sizes}")
-        if not all(math.isfinite(seconds) for _, seconds in self.points):
-            raise PolicyError("a curve's times must be finite")
         self._dense: list[float] = []
 
     def __eq__(self, other: object) -> bool:
@@ -133,6 +137,12 @@ class CostModel:
     def __post_init__(self) -> None:
         if not self.drafts or not all(self.drafts.values()):
             raise PolicyError("drafts must hold a curve for the first position of a drafter at least")
+        _check_times("tokens", self.tokens, MIN_SECONDS)
+        for curves in self.drafts.values():
+            for curve in curves:
+                _check_times("drafts", curve, 0.0)
+        for name in ("row_seconds", "context_seconds", "query_seconds"):
+            real(name, getattr(self, name), 0.0, MAX_SECONDS)
 
     @classmethod
     def prior(cls, drafters: Sequence[str] = ("",)) -> CostModel:
@@ -265,12 +275,19 @@ class CostModel:
         return cls(
             tokens=_read(data, "tokens", _to_curve),
             drafts=_read(data, "drafts", lambda d: {str(k): tuple(map(_to_curve, v)) for k, v in d.items()}),
-            row_seconds=_read(data, "row_seconds", _to_seconds),
-            context_seconds=_read(data, "context_seconds", _to_seconds),
-            query_seconds=_read(data, "query_seconds", _to_seconds),
+            row_seconds=_read(data, "row_seconds", float),
+            context_seconds=_read(data, "context_seconds", float),
+            query_seconds=_read(data, "query_seconds", float),
             prompt=_read(data, "prompt", _to_curve),
             is_measured=_read(data, "is_measured", bool),
         )
+
+
+def _check_times(name: str, curve: Curve, least: float) -> None:
+    times = [seconds for _, seconds in curve.points]
+    real(f"{name}: a time", min(times), least, MAX_SECONDS)
+    if times[-1] < times[-2:][0]:  # it goes on like this, to less than nothing
+        raise PolicyError(f"{name}: the largest size must not take less than the one before, got {times}")
 
 
 def _features(sample: TargetSample) -> tuple[float, float, float]:
@@ -319,7 +336,7 @@ def _read(data: Mapping[str, Any], name: str, convert: Callable[[Any], _T]) -> _
         return convert(data[name])
     except KeyError:
         raise PolicyError(f"cost model: {name} is missing") from None
-    except (AttributeError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
         raise PolicyError(f"cost model: {name}: {error}") from None
 
 
@@ -327,10 +344,3 @@ def _to_curve(data: Any) -> Curve:
     if not isinstance(data, dict) or data.keys() != {"points", "stairs"}:
         raise PolicyError("a curve has points and stairs")
     return Curve(((size, seconds) for size, seconds in data["points"]), data["stairs"])
-
-
-def _to_seconds(data: Any) -> float:
-    value = float(data)
-    if not 0 <= value < math.inf:
-        raise PolicyError(f"must be at least 0 and finite, got {value}")
-    return value

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
+from paceline.policy.checks import check_depths, check_load
 from paceline.policy.config import GovernorConfig
 from paceline.policy.cost import CostModel
 from paceline.policy.doubt import MOST, insurance
@@ -26,7 +27,7 @@ from paceline.policy.plans import FEW, Plan, Plans, spread
 from paceline.policy.scene import Scene, Stage
 from paceline.policy.search import Choice, best_by_depth, group_depths, increments
 from paceline.policy.served import bucket
-from paceline.policy.types import Decision, Load, Observation, PolicyError, Reason, RowView, check_depths
+from paceline.policy.types import Decision, Load, Observation, Reason, RowView
 from paceline.policy.warmup import LONG, NUM_TRIED, Warmup, is_sure, reach
 
 _MANY = 64  # rounds that are learnt from even if no choice is made
@@ -41,7 +42,7 @@ class Governor:
         depths: what a row may draft; 0 must be among them.
 
     Raises:
-        PolicyError: 0 is not among the depths, or one is negative.
+        PolicyError: 0 is not among the depths, or one is none.
     """
 
     def __init__(
@@ -123,10 +124,9 @@ class Governor:
         """The depths of the next step. See `types.Policy`.
 
         Raises:
-            PolicyError: the load is of another number of rows.
+            PolicyError: the load is of another number of rows, or none that can be.
         """
-        if load.num_rows != len(rows):
-            raise PolicyError(f"load has {load.num_rows} rows, and {len(rows)} are given")
+        check_load(load, len(rows))
         self._now += max(1, self._num_since)
         self._num_since = 0
         if len(rows) <= FEW:

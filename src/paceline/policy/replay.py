@@ -32,9 +32,19 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from paceline.policy.checks import (
+    MAX_DEPTH,
+    MAX_STEP_TOKENS,
+    MAX_TOKENS,
+    check_depths,
+    real,
+    whole,
+)
 from paceline.policy.cost import CostModel
 from paceline.policy.rivals import Fixed
 from paceline.policy.types import (
+    MAX_SECONDS,
+    MIN_SECONDS,
     Decision,
     Load,
     Observation,
@@ -43,7 +53,6 @@ from paceline.policy.types import (
     Reason,
     RowView,
     ShadowResult,
-    check_depths,
 )
 
 SCHEMA = 1
@@ -143,19 +152,17 @@ def read_trace(records: Iterable[Mapping[str, Any]]) -> Trace:
     try:
         depths = check_depths(tuple(header["depths"]))
         costs = CostModel.from_dict(header["costs"])
-        max_rows = int(header["max_rows"]) if kind == "requests" else 1
+        max_rows = whole("max_rows", header["max_rows"], 1, MAX_STEP_TOKENS) if kind == "requests" else 1
         parsed = []
         for record in iterator:
             number += 1
             parsed.append(parse(record, depths[-1]))
     except KeyError as error:
         raise PolicyError(f"trace: record {number}: {error.args[0]} is missing") from None
-    except (TypeError, ValueError) as error:
+    except (AttributeError, TypeError, ValueError) as error:
         raise PolicyError(f"trace: record {number}: {error}") from None
     requests = tuple(record for record in parsed if isinstance(record, Request))
     steps = tuple(record for record in parsed if isinstance(record, Step))
-    if max_rows < 1:
-        raise PolicyError(f"trace: max_rows must be at least 1, got {max_rows}")
     return Trace(depths, costs, requests, steps, max_rows)
 
 
@@ -194,34 +201,43 @@ def regret(trace: Trace, policy: Policy, fixed: Mapping[int, Replay] | None = No
 
 
 def _request(record: Mapping[str, Any], deepest: int) -> Request:
-    matched = tuple(map(int, record["matched"]))
-    if not matched or not all(0 <= num <= deepest for num in matched):
-        raise PolicyError(f"matched must hold numbers from 0 to {deepest}")
-    pinned = record.get("pinned")
+    matched = tuple(whole("matched", num, 0, deepest) for num in record["matched"])
+    if not matched:
+        raise PolicyError("matched must not be empty")
     return Request(
-        record["key"],
-        float(record["arrival"]),
-        int(record["prompt_len"]),
+        _key(record["key"]),
+        real("arrival", record["arrival"], 0.0, MAX_SECONDS),
+        whole("prompt_len", record["prompt_len"], 0, MAX_STEP_TOKENS),
         matched,
-        None if pinned is None else int(pinned),
+        _pinned(record.get("pinned")),
         str(record.get("drafter", "")),
     )
+
+
+def _key(value: Any) -> str | int:
+    if not isinstance(value, str | int):
+        raise PolicyError(f"key must be a text or a number, got {value!r}")
+    return value
+
+
+def _pinned(value: Any) -> int | None:
+    return None if value is None else whole("pinned", value, 0, MAX_DEPTH)
 
 
 def _step(record: Mapping[str, Any], deepest: int) -> Step:
     views, depths, accepted = [], [], []
     for key, depth, num, *more in record["rows"]:
-        if not 0 <= num <= depth <= deepest:
-            limits = f"0 <= accepted <= depth <= {deepest}"
-            raise PolicyError(f"a row must have {limits}, got {num} and {depth}")
         pinned, room = [*more, None, None][:2]
-        views.append(RowView(key, deepest if room is None else min(int(room), deepest), pinned))
-        depths.append(depth)
-        accepted.append(num)
-    seconds = float(record["seconds"])
-    if not seconds > 0:
-        raise PolicyError(f"seconds must be positive, got {seconds}")
-    load = Load(len(views), int(record["context_len"]), int(record["num_prompt_tokens"]))
+        limit = deepest if room is None else min(whole("room", room, 0, MAX_TOKENS), deepest)
+        views.append(RowView(_key(key), limit, _pinned(pinned)))
+        depths.append(whole("depth", depth, 0, deepest))
+        accepted.append(whole("accepted", num, 0, depths[-1]))
+    load = Load(
+        len(views),
+        whole("context_len", record["context_len"], 0, MAX_TOKENS),
+        whole("num_prompt_tokens", record["num_prompt_tokens"], 0, MAX_STEP_TOKENS),
+    )
+    seconds = real("seconds", record["seconds"], MIN_SECONDS, MAX_SECONDS)
     return Step(load, tuple(views), tuple(depths), tuple(accepted), seconds)
 
 

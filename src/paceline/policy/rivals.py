@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from paceline.policy.checks import MAX_TOKENS, check_depths, check_load, whole
 from paceline.policy.types import (
     Decision,
     Load,
@@ -14,7 +15,6 @@ from paceline.policy.types import (
     PolicyError,
     Reason,
     RowView,
-    check_depths,
     clamp_depth,
 )
 
@@ -26,10 +26,9 @@ def decision(load: Load, rows: tuple[RowView, ...], depth: int, depths: Sequence
     """The same depth for all rows, as far as each has room, of declared depths.
 
     Raises:
-        PolicyError: the load is of another number of rows.
+        PolicyError: the load is of another number of rows, or none that can be.
     """
-    if load.num_rows != len(rows):
-        raise PolicyError(f"load has {load.num_rows} rows, and {len(rows)} are given")
+    check_load(load, len(rows))
     declared = tuple(depths)
     found = tuple([clamp_depth(depth, row, declared) for row in rows])
     if all(row.max_depth <= 0 for row in rows):
@@ -155,7 +154,7 @@ class AcceptanceEma:
     batch sizes is left out.
 
     Raises:
-        PolicyError: there is no slot for 1 row, or one without candidates.
+        PolicyError: there is no slot for 1 row, or one without candidates; or an interval is not positive.
     """
 
     def __init__(
@@ -168,6 +167,7 @@ class AcceptanceEma:
     ) -> None:
         if 1 not in slots or not all(slots.values()):
             raise PolicyError("every slot needs candidates, and there must be one for 1 row")
+        whole("interval", interval, 1, MAX_TOKENS)
         self._slots = {
             rows: _Slot(sorted(set(candidates)), down.get(rows, 0.0), alpha, warmup, interval)
             for rows, candidates in sorted(slots.items())

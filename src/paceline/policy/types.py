@@ -12,10 +12,13 @@ as long as the request runs. Times are in seconds, contexts and prompts in token
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Hashable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, Protocol, runtime_checkable
+
+MIN_SECONDS, MAX_SECONDS = 1e-9, 1e6  # of a step: beyond these a clock is wrong
 
 
 class PolicyError(ValueError):
@@ -119,6 +122,10 @@ class Observation:
         drafted: drafts of each row that were made; None: as verified.
         cut: rows (indices) whose acceptance ended for another reason than a draft that was wrong.
         shadows: shadow results that became known with this step.
+
+    Raises:
+        PolicyError: entries and rows differ in number, a row accepted more than was verified or less than
+            nothing, or the time is none that a step can take.
     """
 
     decision: Decision
@@ -133,10 +140,18 @@ class Observation:
         num_rows = len(self.decision.rows)
         for name in ("accepted", "verified", "drafted"):
             values = getattr(self, name)
-            if values is not None and len(values) != num_rows:
+            if values is None:
+                continue
+            if len(values) != num_rows:
                 raise PolicyError(f"{name} has {len(values)} entries for a decision over {num_rows} rows")
-        if self.seconds is not None and not 0 < self.seconds < float("inf"):
-            raise PolicyError(f"seconds must be positive and finite, or None, got {self.seconds}")
+            if min(values, default=0) < 0:
+                raise PolicyError(f"{name} must not be negative, got {min(values)}")
+        verified = self.decision.depths if self.verified is None else self.verified
+        if any(map(operator.gt, self.accepted, verified)):
+            raise PolicyError(f"rows accepted {self.accepted} of {verified} drafts that were verified")
+        if self.seconds is not None and not MIN_SECONDS <= self.seconds <= MAX_SECONDS:
+            limits = f"{MIN_SECONDS:g} to {MAX_SECONDS:g}"
+            raise PolicyError(f"seconds must be {limits}, or None, got {self.seconds}")
 
 
 class Policy(Protocol):
@@ -168,18 +183,6 @@ class Explains(Protocol):
     def acceptance(self, drafter: str = "") -> tuple[float, ...]:
         """The chance of a draft at each position to be right if all before it were."""
         ...
-
-
-def check_depths(depths: tuple[int, ...]) -> tuple[int, ...]:
-    """The depths a policy may use, in order.
-
-    Raises:
-        PolicyError: 0 is missing, or one is negative.
-    """
-    ordered = tuple(sorted(set(depths)))
-    if not ordered or ordered[0] != 0:
-        raise PolicyError(f"depths must begin at 0, got {depths}")
-    return ordered
 
 
 def clamp_depth(depth: int, row: RowView, depths: tuple[int, ...]) -> int:

@@ -7,11 +7,11 @@ beat the best by more than the dead band:
     rate(k) reach(n) > best (1 + dead band)      n rounds of k were timed at this load
     reach(0) = insurance (`doubt`), with acceptance at its upper bound;   reach(n) = exp(2 noise / sqrt(n))
 
-where plain decoding always has the greatest insurance: depths whose costs are wrong alike confirm each other,
-and who drafts has to know what plain decoding takes. A depth is served so at most `NUM_CLOSE` times. One round
-is enough for a depth that does as expected. If the first ones surprise by more than noise, there are
-`NUM_SURE` of them, so that a round in which the machine stood still prices nothing out. A depth that cannot
-be timed is given up.
+where plain decoding always has the greatest insurance: depths whose costs are wrong alike confirm each
+other, and who drafts has to know what plain decoding takes. A depth is served so at most `NUM_CLOSE` times.
+One round is enough for a depth that does as expected. If the first ones surprise by more than noise, there
+are `NUM_SURE` of them, so that a round in which the machine stood still prices nothing out. A depth that
+cannot be timed is given up.
 
 *Acceptance*, of a drafter, at whatever load. As long as too few rounds say how drafts are accepted
 (`Acceptance.is_known`), and drafting does not pay by the estimate but would at its upper bound, rows draft

@@ -109,12 +109,13 @@ class EngineClient:
     def speculation(self) -> SpeculationHealth:
         """Whether requests can draft, as the engine's latest report has it."""
         failed = None if self.stats is None else self.stats.speculation.drafter_error
+        given_up = None if self.stats is None else self.stats.policy.error
         return SpeculationHealth(
             status="failed" if failed else "on" if self.limits.max_depth else "off",
-            depth=0 if failed else self._depth,
+            depth=0 if failed or given_up else self._depth,
             max_depth=self.limits.max_depth,
             draft=self.limits.draft,
-            reason=failed,
+            reason=failed or (given_up and f"the policy failed: {given_up}"),
         )
 
     def check(self, params: SamplingParams, num_prompts: int = 1) -> None:

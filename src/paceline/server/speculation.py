@@ -58,10 +58,13 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpeculationHealth(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Whether requests can draft: `on`, `off` (there is no drafter) or `failed` (it turned itself off)."""
+    """Whether requests can draft: `on`, `off` (there is no drafter) or `failed` (it turned itself off).
+
+    With a policy that has failed, those that ask for a depth still can: `on`, at depth 0 unasked.
+    """
 
     status: Literal["on", "off", "failed"]
     depth: int | str  # of requests that do not say; auto: chosen at every step
     max_depth: int  # largest that a request may ask for
     draft: str | None = None  # the drafter's name
-    reason: str | None = None  # why it failed
+    reason: str | None = None  # why it, or the policy, failed

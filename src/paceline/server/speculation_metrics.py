@@ -87,6 +87,9 @@ class PolicyMetrics:
             ("num_guard_trips", "Times that the guard turned drafting off", stats.num_guard_trips),
         ):  # fmt: skip
             yield make.counter(name, help, value)
+        yield make.gauge(
+            "policy_failed", "1 once the policy has failed: nothing drafts unasked", stats.error is not None
+        )
         per_pos = stats.reentry_accepted_per_pos
         yield make.counters(
             "num_reentry_accepted_tokens_per_pos",
