@@ -184,7 +184,7 @@ class CostModel:
 
         def rest(sample: TargetSample) -> float:
             rows, context, queries = _features(sample)
-            return sample.seconds - r * rows - c * context - q * queries
+            return max(sample.seconds - r * rows - c * context - q * queries, MIN_SECONDS)
 
         short = _with_shortest_context(plain)
         tokens = Curve(rising(_medians((s.num_tokens, rest(s)) for s in short)), token_stairs)

@@ -21,7 +21,8 @@ like this until rows have done so in `NUM_TRIED` rounds, if it would be best at 
 *Again.* The machine changes, and what a depth cost relative to others may have been learnt in a bad moment.
 So a depth that by the estimate makes a share `gap` fewer tokens a second than the choice is served again
 every gap / `SHARE` rounds, but at most every `SPACING_AGAIN`: close rivals soon, others rarely, and looking
-at one costs the share `SHARE` at most. Those behind by more than `FAR_BEHIND` are left alone.
+at one costs the share `SHARE` at most. Those behind by more than `FAR_BEHIND` are left alone. After each the
+choice is made anew, as `SPACING` rounds later this is asked again, unless it was behind by more than `CLOSE`.
 
 Warm-up rounds are interleaved, with `SPACING` rounds as chosen between them: a load that is met for the
 first time runs at its predicted best at once.
@@ -41,6 +42,7 @@ _SURPRISE = 3.0  # times the noise
 SHARE = 0.0005
 SPACING_AGAIN = 80  # more than the rounds within which a cell counts as served again
 FAR_BEHIND = 0.2
+CLOSE = 0.05  # behind: nearer rivals may turn out to be the best
 LONG = 4  # rounds at a time, for acceptance
 _MAX_RUNS = 20  # of a depth, for cost
 _MAX_LONG_RUNS = 40
@@ -130,11 +132,9 @@ class Warmup:
         gap: Callable[[int], float | None],
     ) -> int | None:
         """The depth that is due to be served again, the one that has been for longest."""
-        spans = {
-            depth: max(SPACING_AGAIN, round(behind / SHARE))
-            for depth in self._depths
-            if (behind := gap(depth)) is not None and behind < FAR_BEHIND
-        }
+        gaps = {depth: gap(depth) for depth in self._depths}
+        near = {depth: behind for depth, behind in gaps.items() if behind is not None and behind < FAR_BEHIND}
+        spans = {depth: max(SPACING_AGAIN, round(behind / SHARE)) for depth, behind in near.items()}
         dues = {depth: site.last_at.setdefault(depth, now) + span for depth, span in spans.items()}
         first = min(dues, key=dues.__getitem__, default=None)
         if first is None or dues[first] > now:
@@ -142,7 +142,7 @@ class Warmup:
             return None
         dues[first] = now + spans[first]
         self._begin(site, first, 1, now)
-        if num_visits(first) >= NUM_CLOSE:  # else what it shows may matter at once
+        if num_visits(first) >= NUM_CLOSE and near[first] > CLOSE:  # else it may change the choice at once
             site.next_at = max(site.next_at, min([now + _DONE, *dues.values()]))
         return first
 
