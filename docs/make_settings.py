@@ -27,7 +27,8 @@ A dash under *default* means that the value is chosen at start, as the text says
 """
 
 _ENGINE_NOTE = """\
-Flags of `paceline serve`, `chat` and `generate`, and keywords of `LLM(...)` with underscores for hyphens.
+Flags of `paceline serve`, `chat` and `generate` (of `sweep` and `calibrate` those that apply), and keywords
+of `LLM(...)` with underscores for hyphens.
 `MODEL` is the commands' only argument."""
 
 _ENVIRONMENT = """\

@@ -68,7 +68,7 @@ def test_usage_errors(args: list[str], words: str) -> None:
         (["serve", "--port", "70000"], "port must be in [0, 65535], got 70000"),
         (["serve", "--page-size", "3"], "page_size must be a power of two, got 3"),
         (["serve", "/no/such/model", "--port", "0"], "/no/such/model"),
-        (["chat", "--top-p", "2"], "top_p must be in [0.0, 1.0], got 2.0"),
+        (["chat", "--top-p", "2"], "top_p must be in (0, 1], got 2.0"),
         (["generate", "--logprobs", "2"], "--logprobs needs --json"),
         (["models", "pull", "nothing"], "nothing"),
     ],

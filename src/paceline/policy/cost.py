@@ -175,7 +175,8 @@ class CostModel:
             row_stairs: the same for the rows of a draft step.
 
         Raises:
-            PolicyError: there is no target sample without prompt tokens, or no draft sample.
+            PolicyError: there is no target sample without prompt tokens, or no draft sample; or noise is so
+                large that rows and contexts leave nothing for the tokens.
         """
         plain = [sample for sample in target if not sample.num_prompt_tokens]
         if not plain:
@@ -184,7 +185,7 @@ class CostModel:
 
         def rest(sample: TargetSample) -> float:
             rows, context, queries = _features(sample)
-            return max(sample.seconds - r * rows - c * context - q * queries, MIN_SECONDS)
+            return sample.seconds - r * rows - c * context - q * queries
 
         short = _with_shortest_context(plain)
         tokens = Curve(rising(_medians((s.num_tokens, rest(s)) for s in short)), token_stairs)

@@ -19,7 +19,7 @@ from paceline.config import EngineConfig
 from paceline.draft.load import NGRAM
 from paceline.models.builtin import cache_dir
 from paceline.models.hub import resolve_model
-from paceline.policy import CostModel, TargetSample
+from paceline.policy import CostModel, PolicyError, TargetSample
 from paceline.worker.build import ModelInfo
 from paceline.worker.calibration import BUDGET_SECONDS, Limits, Samples, measure, plan_cells
 from paceline.worker.calibration_cache import (
@@ -110,10 +110,10 @@ def fit_costs(samples: Samples) -> CostModel:
     Where noise is larger than what rows and contexts add to a step, fitting these to it can leave less than
     nothing for the tokens. Then they count as nothing: a sample for each number of tokens says it all.
     """
-    costs = CostModel.fit(samples.target, samples.drafts)
-    if costs.tokens(1) > 0:
-        return costs
-    logger.warning("the machine is busy: what rows and contexts cost cannot be told from noise")
+    try:
+        return CostModel.fit(samples.target, samples.drafts)
+    except PolicyError:
+        logger.warning("the machine is busy: what rows and contexts cost cannot be told from noise")
     by_tokens: dict[int, list[TargetSample]] = {}
     for sample in samples.target:
         if not sample.num_prompt_tokens:
