@@ -68,8 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args, unknown = _parser().parse_known_args(argv)
     if unknown:
         args.parser.refuse(unknown)
-    # Torch's threads spin while they wait. Beside other processes that costs a prompt most of its time;
-    # with the cores to itself it gains nothing. Read when torch is loaded, here or in a process of ours.
+    # Torch's threads spin while they wait, which makes prompts slow beside other processes and gains nothing
+    # where there are none. Read when torch is loaded, here or in a process of ours.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
         args.run(args)
@@ -255,6 +255,8 @@ def _chat(args: argparse.Namespace) -> None:
 
 
 def _generate(args: argparse.Namespace) -> None:
+    from paceline.server.speculation import Speculation
+
     if args.logprobs is not None and not args.json:
         raise ConfigError("--logprobs needs --json: plain text has no place for them")
     params = _sampling_params(args, n=args.n, logprobs=args.logprobs, speculation_summary=args.json)
@@ -269,10 +271,7 @@ def _generate(args: argparse.Namespace) -> None:
             # On the wire a position is an array; people get names.
             shown["logprobs"] = choice.logprobs and [msgspec.structs.asdict(p) for p in choice.logprobs]
             if choice.speculation is not None:
-                shown["speculation"] |= {
-                    "accept_len": choice.speculation.accept_len,
-                    "acceptance_rate": choice.speculation.acceptance_rate,
-                }
+                shown["speculation"] = msgspec.to_builtins(Speculation.of(choice.speculation))
         print(json.dumps(result, ensure_ascii=False))
     else:
         print("\n".join(choice.text for choice in completion.choices))

@@ -50,3 +50,9 @@ class QueueFullError(PacelineError):
 
 class EngineDeadError(PacelineError):
     """The engine process has died; the request was not finished."""
+
+
+def describe(error: BaseException) -> str:
+    """What failed, in one line, for whoever does not see the traceback: its type and its first line."""
+    words = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {words}" if words else type(error).__name__

@@ -175,12 +175,11 @@ class _Run:
     def __init__(self, target: HttpTarget, work: Work) -> None:
         self._target, self._deal = target, Deal(work)
         self._lock = threading.Lock()
-        self._traces: list[Trace] = []
-        self._asked: list[int] = []  # tokens of each
+        self._begun: list[tuple[Job, Trace]] = []
         self._stop = threading.Event()
         self._failures: list[Exception] = []
         # Each client begins with its own job, whichever thread runs first.
-        firsts = [(job, self._begin(job)) for job in self._deal.firsts]
+        firsts = [self._begin(job) for job in self._deal.firsts]
         self._threads = [threading.Thread(target=self._work, args=first, daemon=True) for first in firsts]
 
     def finish(self) -> list[Trace]:
@@ -195,7 +194,7 @@ class _Run:
         if self._failures:
             raise self._failures[0]
         self._price_given_up()
-        return self._traces
+        return [trace for _, trace in self._begun]
 
     def _work(self, job: Job, trace: Trace) -> None:
         """A client. When one finds no job left, not every client is busy any more: all stop."""
@@ -214,25 +213,24 @@ class _Run:
             if not self._stop.is_set():
                 following = self._deal.after(job)
                 if following is not None:
-                    return following, self._begin(following)
+                    return self._begin(following)
                 self._stop.set()
             return None
 
-    def _begin(self, job: Job) -> Trace:
-        self._asked.append(job.answer_len)
-        self._traces.append(Trace(0.0))
-        return self._traces[-1]
+    def _begin(self, job: Job) -> tuple[Job, Trace]:
+        self._begun.append((job, Trace(0.0)))
+        return self._begun[-1]
 
     def _price_given_up(self) -> None:
         """Answers that were not finished have no count of tokens: their pieces are worth the others' mean.
 
         Or less, where that would come to more than was asked for: a busy client reads several at once.
         """
-        done = [trace for trace in self._traces if trace.end is not None]
+        done = [trace for _, trace in self._begun if trace.end is not None]
         per_piece = sum(trace.num_tokens for trace in done) / max(1, sum(len(trace.pieces) for trace in done))
-        for trace, asked in zip(self._traces, self._asked, strict=True):
+        for job, trace in self._begun:
             if trace.end is None:
-                worth = min(per_piece, asked / max(1, len(trace.pieces)))
+                worth = min(per_piece, job.answer_len / max(1, len(trace.pieces)))
                 trace.pieces = [(moment, worth) for moment, _ in trace.pieces]
 
 

@@ -24,7 +24,7 @@ from typing import Protocol, runtime_checkable
 from paceline.bench.arms import Arm
 from paceline.bench.window import Sample
 from paceline.bench.workload import Column, Work, Workload
-from paceline.errors import EngineDeadError, ModelError, PacelineError
+from paceline.errors import EngineDeadError, ModelError, PacelineError, describe
 
 NUM_PASSES = 2
 MIN_ROUNDS = 2  # in each pass, however short the time
@@ -293,10 +293,9 @@ def opening_order(arms: Sequence[Arm]) -> list[Arm]:
 
 def one_line(error: Exception) -> str:
     """The reason, as it goes into a report."""
-    words = str(error).strip().partition("\n")[0]
     if isinstance(error, PacelineError):
-        return words
-    return f"{type(error).__name__}: {words}" if words else type(error).__name__
+        return str(error).strip().partition("\n")[0]
+    return describe(error)
 
 
 def show_left(seconds: float) -> str:

@@ -15,7 +15,7 @@ from paceline.config import EngineConfig
 from paceline.engine.preparing import Preparing
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.stats import SchedulerStats
-from paceline.errors import EngineDeadError, QueueFullError, RequestError
+from paceline.errors import EngineDeadError, QueueFullError, RequestError, describe
 from paceline.request import EngineRequest, RequestOutput
 from paceline.step import Worker
 
@@ -122,5 +122,4 @@ class Engine:
 
 def _reason(failure: Exception) -> str:
     """The failure in one line."""
-    first_line = str(failure).strip().partition("\n")[0]
-    return f"the engine failed: {type(failure).__name__}" + (f": {first_line}" if first_line else "")
+    return f"the engine failed: {describe(failure)}"

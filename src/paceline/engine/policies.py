@@ -55,8 +55,6 @@ def make_policy(depth: str, policy: str, max_depth: int, costs: CostModel | None
             return BatchTable.from_upper_bounds(_table(rest, max_depth))
         if kind == "threshold":
             rows, _, deep = rest.partition(":")
-            if int(rows) < 0:
-                raise ValueError(f"{rows} rows are less than none")
             chosen = _within(int(deep or min(2, max_depth)), max_depth)
             return Threshold(chosen, off_above=int(rows), on_below=int(rows))
     except (ValueError, PolicyError) as error:
@@ -76,8 +74,6 @@ def _table(words: str, max_depth: int) -> dict[int, int]:
 
 
 def _within(depth: int, max_depth: int) -> int:
-    if depth < 0:
-        raise ValueError(f"depth {depth} is negative")
     if depth > max_depth:
         raise ValueError(f"depth {depth} is more than max_depth {max_depth}")
     return depth

@@ -40,7 +40,7 @@ from paceline.engine.messages import (
     Stats,
     ToEngine,
 )
-from paceline.errors import EngineDeadError, PacelineError, QueueFullError, RequestError
+from paceline.errors import EngineDeadError, PacelineError, QueueFullError, RequestError, describe
 
 log = logging.getLogger("paceline.engine.process")  # __name__ is "__main__" here
 
@@ -174,7 +174,7 @@ def main(argv: list[str]) -> int:
     except Exception as error:
         # Not a mistake of the user's: the traceback is for the log, one line for everybody else.
         log.exception("the engine failed")
-        wire.send(Failed(f"{type(error).__name__}: {error}".splitlines()[0]))
+        wire.send(Failed(describe(error)))
         return 1
     finally:
         wire.close()

@@ -20,6 +20,7 @@ from typing import NamedTuple
 from paceline.engine.gains import Gains
 from paceline.engine.stats import PolicyStats, RecentStep
 from paceline.engine.trace import StepTrace
+from paceline.errors import describe
 from paceline.policy import Decision, Explains, Fixed, Load, Observation, Policy, RowView, ShadowResult
 from paceline.step import RowResult
 
@@ -191,7 +192,7 @@ class Steering:
 
     def _give_up(self, error: Exception) -> None:
         """Go on plainly: requests can do without a policy."""
-        self.failure = f"{type(error).__name__}: {error}".partition("\n")[0]
+        self.failure = describe(error)
         log.exception("the policy failed; from now on nothing is drafted that no request asks for")
         self.policy, self._last = Fixed(0), None
 

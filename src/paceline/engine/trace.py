@@ -31,8 +31,8 @@ log = logging.getLogger(__name__)
 
 INTERVAL = 0.5  # seconds between writes
 MAX_WAITING = 20_000  # steps; beyond that the file system is too slow, and new ones are left out
-_BEGINS = b'{"schema":'
 MAX_KEYS = 4096  # requests whose numbers are remembered
+_BEGINS = b'{"schema":'  # as the header does
 
 
 def check_path(path: Path) -> None:

@@ -38,7 +38,7 @@ def real(name: str, value: Any, least: float, most: float) -> float:
     Raises:
         PolicyError: it is none, or not within the limits.
     """
-    if isinstance(value, bool | str) or not hasattr(value, "__float__"):
+    if isinstance(value, bool) or not hasattr(value, "__float__"):
         raise PolicyError(f"{name} must be a number, got {value!r}")
     if not least <= value <= most:
         raise PolicyError(f"{name} must be {least:g} to {most:g}, got {_shown(value)}")

@@ -159,7 +159,7 @@ def read_trace(records: Iterable[Mapping[str, Any]]) -> Trace:
             parsed.append(parse(record, depths[-1]))
     except KeyError as error:
         raise PolicyError(f"trace: record {number}: {error.args[0]} is missing") from None
-    except (AttributeError, TypeError, ValueError) as error:
+    except (TypeError, ValueError) as error:
         raise PolicyError(f"trace: record {number}: {error}") from None
     requests = tuple(record for record in parsed if isinstance(record, Request))
     steps = tuple(record for record in parsed if isinstance(record, Step))

@@ -116,12 +116,14 @@ class Threshold:
         on_below: rows below which it turns on again; between the two it stays as it is.
 
     Raises:
-        PolicyError: `on_below` is greater than `off_above` + 1, or `depth` is less than 1.
+        PolicyError: `on_below` is greater than `off_above` + 1, `depth` is less than 1, or `off_above` than 0.
     """
 
     def __init__(self, depth: int, off_above: int, on_below: int) -> None:
         if depth < 1:
             raise PolicyError(f"depth must be at least 1, got {depth}")
+        if off_above < 0:
+            raise PolicyError(f"off_above must be at least 0, got {off_above}")
         if on_below > off_above + 1:
             raise PolicyError(f"on_below ({on_below}) must be at most off_above + 1 ({off_above + 1})")
         self._depth, self._off_above, self._on_below = depth, off_above, on_below

@@ -102,8 +102,7 @@ def read(path: Path, identity: Identity) -> Stored | None:
         if spread is not None and not 0 <= spread < float("inf"):
             raise PolicyError(f"spread must be at least 0, got {spread!r}")
         return Stored(CostModel.from_dict(costs), None if spread is None else float(spread))
-    # Not all that can be wrong is a PolicyError: an infinite size is none.
-    except (PolicyError, ArithmeticError, TypeError, ValueError) as error:
+    except (PolicyError, TypeError) as error:  # a TypeError: the spread is no number
         raise RefusedError(f"{path} is damaged: {error}") from None
 
 

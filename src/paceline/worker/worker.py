@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from paceline.draft.protocol import Drafter, Settled
+from paceline.errors import describe
 from paceline.models.batch import Batch
 from paceline.request import SamplingParams, TokenLogprobs
 from paceline.step import GrammarEnd, Pending, Plan, RowResult, RowStart, RowStep, StepResult
@@ -292,7 +293,6 @@ class ModelWorker:
 
     def _give_up(self, error: Exception) -> None:
         """Go on without the drafter."""
-        first_line = str(error).strip().partition("\n")[0]
-        self._drafter_error = f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
+        self._drafter_error = describe(error)
         self._drafter = None
         logger.info("where the drafter failed", exc_info=error)  # the engine warns
