@@ -116,7 +116,7 @@ class Threshold:
         on_below: rows below which it turns on again; between the two it stays as it is.
 
     Raises:
-        PolicyError: `on_below` is greater than `off_above` + 1, `depth` is less than 1, or `off_above` than 0.
+        PolicyError: `on_below` is over `off_above` + 1, `depth` is less than 1, or `off_above` than 0.
     """
 
     def __init__(self, depth: int, off_above: int, on_below: int) -> None:
