@@ -65,6 +65,7 @@ class Driver:
             assert isinstance(attention, torch.dtype)
             own = TorchAttention(*shared, attention)
         self.features: torch.Tensor | None = None  # of the latest step: fp32 [M, k hidden]
+        self.packed: PackedDecoder | None = None
         self._capture = capture
         self._forward, self._logits = self._decoder(own, self.weights, packed, team, max_packed_tokens)
         self._lengths = [0] * num_rows
@@ -81,6 +82,7 @@ class Driver:
             assert isinstance(attention, CpuAttention)
             assert team is not None
             decoder = PackedDecoder(self.config, weights, attention, team, max_packed_tokens, self._capture)
+            self.packed = decoder
             return (lambda batch: (decoder.forward(batch), decoder.features)), decoder.logits
         plain = Decoder(self.config, weights)
         return (lambda batch: captured(plain, batch, attention, self._capture)), plain.logits

@@ -16,7 +16,8 @@ from decoder_driver import Driver, random_ids
 from gguf_blocks import QUANTIZED
 from tiny_checkpoints import write_quantized
 
-from paceline.kernels.parallel import Team
+from paceline.kernels.parallel import Phase, Program, Team
+from paceline.models import program
 from paceline.models.batch import Batch
 from paceline.models.checkpoint import open_checkpoint
 from paceline.models.decoder import Decoder
@@ -142,6 +143,28 @@ def test_capturing_changes_no_bit(tmp_path: Path, team: Team) -> None:
     drivers = [Driver(path, attention="kernel", packed=True, team=team, capture=c) for c in ((), (-1, 0, 2))]
     one, other = (driver.whole(0, PROMPTS[1]) for driver in drivers)
     assert torch.equal(one, other)
+
+
+def test_a_prepared_decoder_makes_no_program_while_it_runs(
+    tmp_path: Path, team: Team, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_quantized(tmp_path / "m.gguf", "llama", all_of("Q8_0"))
+    prepared, other = (Driver(path, attention="kernel", packed=True, team=team) for _ in range(2))
+    assert prepared.packed is not None
+    prepared.packed.prepare(4)
+    expected = [other.whole(0, PROMPTS[0][:8], chunk) for chunk in (1, 2, 3, 4)]
+    made: list[int] = []
+
+    def make(phases: list[Phase]) -> Program:
+        made.append(len(phases))
+        return Program(phases)
+
+    monkeypatch.setattr(program, "Program", make)
+    for chunk, logits in enumerate(expected, 1):
+        assert torch.equal(prepared.whole(0, PROMPTS[0][:8], chunk), logits)
+    assert not made
+    prepared.whole(0, PROMPTS[0][:5])
+    assert len(made) == 3  # embeddings, layers, logits
 
 
 def test_what_was_lost_is_reported(tmp_path: Path) -> None:

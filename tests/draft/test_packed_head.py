@@ -17,6 +17,7 @@ from draft_cases import ROPES, config, random_draft
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.draft import packed_head
 from paceline.draft.build import TargetTables, build_head
 from paceline.draft.checkpoint import Draft
 from paceline.draft.config import Eagle3Config
@@ -27,7 +28,7 @@ from paceline.draft.paged_head import PagedHead
 from paceline.draft.protocol import Settled
 from paceline.draft.schema import EMBEDDING, HEAD
 from paceline.kernels.memory import Arena
-from paceline.kernels.parallel import Team
+from paceline.kernels.parallel import Phase, Program, Team
 from paceline.models.batch import Batch
 from paceline.models.packed import PackedMatrix, pack_dense
 from paceline.models.rope import rope_tables
@@ -246,6 +247,25 @@ def test_settling_and_chains_agree_with_the_plain_head(
     pair.settle(Piece(0, 4, 1 + DEPTH), Piece(2, 57, 1 + DEPTH), Piece(3, 0, 16), Piece(1, 1, 1))
     pair.draft([0, 3, 2], [6, 16, 58])  # two and one accepted of those
     pair.draft([2], [60])
+
+
+def test_a_prepared_head_makes_no_program_while_it_runs(team: Team, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = Pair(packable(qkv_bias=True, norm_output=True), team)
+    pair.head.prepare(8)
+    made: list[int] = []
+
+    def make(phases: list[Phase]) -> Program:
+        made.append(len(phases))
+        return Program(phases)
+
+    monkeypatch.setattr(packed_head, "Program", make)
+    pair.settle(Piece(1, 0, 5), Piece(0, 0, 3))
+    pair.draft([1, 0], [5, 3])
+    pair.settle(Piece(1, 5, 1))
+    pair.draft([1], [6])
+    assert not made
+    pair.settle(Piece(2, 0, 9))
+    assert len(made) == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -9,6 +9,7 @@ request's grammar, or lose its drafter or its policy.
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from itertools import islice
@@ -60,6 +61,7 @@ class FakeEngine:
     def add(self, request: EngineRequest) -> None:
         if len(self._live) >= self._limit:
             raise QueueFullError(f"the queue is full ({self._limit} requests)")
+        journal("engine", "frozen", gc.get_freeze_count())
         journal("add", request.request_id, request.params.seed, request.choice)
         self._live[request.request_id] = (request, 0)
 

@@ -100,6 +100,14 @@ def test_no_engine_outlives_a_killed_server(serve: Callable[..., Served]) -> Non
     assert eventually(lambda: not alive(engine))
 
 
+def test_full_collections_leave_out_what_starting_left(serve: Callable[..., Served]) -> None:
+    served = serve()
+    assert served.client.post("/v1/completions", json=BODY).status_code == 200
+    frozen = [line.split() for line in served.journal() if " frozen " in line]
+    assert [process for process, _, _ in frozen] == ["front", "engine"]
+    assert all(int(num) > 10_000 for _, _, num in frozen)
+
+
 def test_the_engine_ignores_ctrl_c(serve: Callable[..., Served]) -> None:
     served = serve()
     os.kill(served.engine_pid(), signal.SIGINT)

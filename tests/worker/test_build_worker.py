@@ -12,11 +12,13 @@ import torch
 from tiny_checkpoints import write_hf, write_quantized
 
 from paceline.config import EngineConfig
+from paceline.draft import packed_head
 from paceline.draft.checkpoint import export_draft
 from paceline.draft.eagle3_drafter import Eagle3Drafter
 from paceline.draft.packed_head import PackedHead
 from paceline.draft.torch_head import TorchHead
 from paceline.errors import ConfigError, ModelError
+from paceline.models import program
 from paceline.models.tensors import Kind
 from paceline.request import SamplingParams
 from paceline.step import Plan, RowStart, RowStep
@@ -179,6 +181,25 @@ def test_a_head_runs_as_its_target_does(
     worker, _ = build_worker(settings(tiny_gguf, draft=str(head), **changes))
     assert isinstance(worker._drafter, Eagle3Drafter)
     assert isinstance(worker._drafter._head, expected)
+
+
+def test_no_step_of_few_tokens_waits_for_its_programs(
+    tiny_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = write_head(tmp_path / "head", hidden_size=256, target_hidden_size=256, num_heads=4, head_dim=64)
+    worker, _ = build_worker(settings(tiny_gguf, draft=str(head), precision="packed"))
+
+    def refuse(phases: object) -> None:
+        raise AssertionError("a program was made in a step")
+
+    monkeypatch.setattr(program, "Program", refuse)
+    monkeypatch.setattr(packed_head, "Program", refuse)
+    params, pages = SamplingParams(temperature=0.0, seed=0), tuple(range(1, 9))
+    start = RowStart(0, tuple(range(5, 45)), 40, 0, pages, params, 0, 100)
+    worker.launch(Plan(0, (), (start,), (RowStep(0, 40, True),))).result()
+    for number, depth in enumerate((0, 1, 3), 1):
+        result = worker.launch(Plan(number, (), (), (RowStep(0, 1, True, depth),))).result()
+        assert result.drafter_error is None
 
 
 def test_a_head_that_the_kernels_lack_runs_in_torch(

@@ -14,6 +14,7 @@ from pathlib import Path
 from signal import Signals
 from typing import Any
 
+from paceline import heap
 from paceline._version import __version__
 from paceline.bench import load_steps, page, report
 from paceline.bench.arms import Arm
@@ -104,8 +105,9 @@ class Workshop:
     def open_local(self, arm: Arm) -> LocalTarget:
         """The arm on its engine."""
         self._say(f"{arm.name}: starting")
-        warms = self._options.warm_prompts
-        return LocalTarget(self.engines.of(arm), self.encoder, arm.depth, warms_prompts=warms)
+        launched, warms = self.engines.of(arm), self._options.warm_prompts
+        heap.freeze()  # a collection would fall on whichever arm is running
+        return LocalTarget(launched, self.encoder, arm.depth, warms_prompts=warms)
 
     def workload(self) -> Workload:
         """The prompts, and a tokenizer where their lengths matter."""

@@ -125,6 +125,13 @@ class PackedHead:
         self._bulk_settlings = Recent[_BulkSettling]()
         self._steps = Recent[_Step]()
 
+    def prepare(self, num_tokens: int) -> None:
+        """Make the programs that follow steps of up to so many tokens, and of draft steps of as many rows."""
+        for num in range(num_tokens, 0, -1):
+            self._settlings.get(num, self._settling)
+            if num <= len(self._h):
+                self._steps.get(num, self._step)
+
     @property
     def h(self) -> torch.Tensor:
         """See `PagedHead`."""

@@ -25,7 +25,7 @@ from collections.abc import Iterator
 import msgspec
 import zmq
 
-from paceline import logs
+from paceline import heap, logs
 from paceline.config import EngineConfig
 from paceline.engine.factory import Factory, StepEngine
 from paceline.engine.messages import (
@@ -162,6 +162,7 @@ def main(argv: list[str]) -> int:
     wire = Wire(options.address)
     try:
         built = _load(options.factory)(options.config)
+        heap.freeze()
         wire.send(built.ready)
         serve(built.engine, wire)
     except EngineDeadError as error:

@@ -16,7 +16,7 @@ from paceline.kernels.parallel import Phase, Team
 from paceline.kernels.simd import WIDTH
 from paceline.models.packed import PackedMatrix
 
-_MAX_PROGRAMS = 80
+_MAX_PROGRAMS = 256
 _SHARES = 4  # of a phase for each thread: fewer cost balance, more cost atomics
 
 T = TypeVar("T")

@@ -71,6 +71,18 @@ class PackedDecoder:
         """
         return self._features
 
+    def prepare(self, num_tokens: int) -> None:
+        """Make the programs of steps of up to so many tokens: the first of its size waits no longer for them.
+
+        The largest first, whose buffers the others share.
+        """
+        for num in range(num_tokens, 0, -1):
+            self._programs.get(num, self._program)
+            if self._weights.embedding.packed is not None:
+                self._embeds.get(num, self._embed_program)
+            if self._weights.head.packed is not None:
+                self._heads.get(num, self._head_program)
+
     def forward(self, batch: Batch) -> torch.Tensor:
         """The residual stream after the last layer: fp32 [M, hidden], valid until the next step."""
         self._attention.begin(batch)

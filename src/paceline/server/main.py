@@ -23,7 +23,7 @@ from typing import Any
 import uvicorn
 import uvloop
 
-from paceline import logs
+from paceline import heap, logs
 from paceline.config import EngineConfig, ServerConfig
 from paceline.draft.load import resolve_draft
 from paceline.errors import ConfigError, EngineDeadError
@@ -89,6 +89,7 @@ def run(
             client = starting.result()
             address = Address(_url(listener), name, client.limits.max_model_len)
             api = Api(client, tokenizer, name, server_config.tool_call_parser)
+            heap.freeze()
             await _serve(api, client, listener, signals, lambda: on_ready(address), server_config)
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

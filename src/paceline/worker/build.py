@@ -45,6 +45,7 @@ from paceline.worker.worker import Model, ModelWorker
 logger = logging.getLogger(__name__)
 
 _CPU_KV_TOKENS = 24_576
+_NUM_PREPARED = 64  # tokens of a step: more are prompts, beside which making a program is nothing
 _GPU_KV_SHARE = 0.8  # of the memory that is free once the weights are loaded
 
 
@@ -274,6 +275,7 @@ def _pair(target: _Target, draft: Draft | None, name: str) -> tuple[Model, Draft
         dtype=target.dtype,
         team=team if target.packed else None,
         max_packed_tokens=limit,
+        num_prepared=_num_prepared(config, limit),
     )
     return decoder, eagle3_drafter(draft, beside, config.max_depth)
 
@@ -289,7 +291,14 @@ def _decoder(target: _Target, capture: tuple[int, ...], limit: int | None) -> Mo
     on_kernels = cpu.CpuAttention(model, *pages, (cos, sin), norms, team)
     if not target.packed:
         return EagerModel(Decoder(model, weights), on_kernels, capture)
-    return PackedDecoder(model, weights, on_kernels, team, limit, capture)
+    decoder = PackedDecoder(model, weights, on_kernels, team, limit, capture)
+    decoder.prepare(_num_prepared(target.config, limit))
+    return decoder
+
+
+def _num_prepared(config: EngineConfig, limit: int | None) -> int:
+    """Steps of up to so many tokens find their programs made."""
+    return min(_NUM_PREPARED, config.max_num_batched_tokens, _NUM_PREPARED if limit is None else limit)
 
 
 def _warm_up(worker: ModelWorker, info: ModelInfo) -> None:

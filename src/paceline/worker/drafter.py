@@ -39,6 +39,7 @@ class Beside:
     dtype: torch.dtype  # of the target's dense matrices and K/V
     team: Team | None  # of a target on the packed kernels
     max_packed_tokens: int | None  # see `PackedHead`
+    num_prepared: int  # tokens of the largest step whose programs are made at once
 
 
 def eagle3_drafter(draft: Draft, beside: Beside, max_depth: int) -> Eagle3Drafter:
@@ -65,7 +66,9 @@ def _packed(draft: Draft, beside: Beside, team: Team, max_depth: int) -> PagedHe
     rope = rope_tables(config, beside.max_len + max_depth)
     norms = [(weights.q_norm, weights.k_norm)]
     cache = CpuAttention(config, beside.num_pages, beside.page_size, rows.tables, rope, norms, team)
-    return PackedHead(config, weights, cache, team, len(rows.tables), beside.max_packed_tokens)
+    head = PackedHead(config, weights, cache, team, len(rows.tables), beside.max_packed_tokens)
+    head.prepare(beside.num_prepared)
+    return head
 
 
 def _torch(draft: Draft, beside: Beside) -> PagedHead:
