@@ -113,7 +113,7 @@ class TestLoad:
         assert Counter(d.depth for d in server.decisions[200:])[0] > 190
         chances[0] = EASY
         server.run(1600, 24)
-        assert Counter(d.depth for d in server.decisions[-300:])[0] < 30
+        assert Counter(d.depth for d in server.decisions[-200:])[0] < 30
         assert server.against_best(300, 24) > 0.95
 
     def test_and_when_it_becomes_hopeless_drafting_stops(self) -> None:
