@@ -201,6 +201,18 @@ def test_a_summary_goes_on_after_a_preemption(lag: int):
         assert rounds[-1] > 0
 
 
+@both_ways
+def test_computing_an_answer_again_after_a_preemption_is_no_round(lag: int):
+    driver = Driver(lag=lag, num_pages=9, prefix_caching=False, next_token=five)
+    for i in range(3):
+        driver.add(make_request(f"r{i}", [i + 1] * 6, max_tokens=16))
+    driver.drain()
+    starts = [start for plan in driver.worker.plans for start in plan.starts]
+    again = [start for start in starts if len(start.token_ids) > start.prompt_len]
+    assert again
+    assert driver.scheduler.stats().speculation.rounds_by_depth[0] == 3 * 15 - len(again)
+
+
 # A drafter that gives up.
 
 

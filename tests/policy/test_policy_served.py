@@ -110,8 +110,8 @@ def test_surprises_are_against_what_was_expected_of_a_load() -> None:
 def test_a_difference_within_noise_is_taken_for_noise() -> None:
     served = ServedCosts()
     served.observe(1, 0, 1, 0.01, 0.01)
-    served.observe(1, 1, 2, 0.01, 0.0104)
-    served.observe(1, 2, 3, 0.01, 0.0102)
+    served.observe(1, 1, 2, 0.01, 0.0102)
+    served.observe(1, 2, 3, 0.01, 0.0101)
     served.observe(1, 3, 4, 0.01, 0.013)
     same = {served.factor(1, depth, depth + 1) for depth in range(3)}
     assert max(same) == pytest.approx(min(same))

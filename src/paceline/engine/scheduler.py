@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from paceline.config import EngineConfig
 from paceline.engine.block import check_result, cut
@@ -42,6 +43,15 @@ class _Step:
     decodes: list[tuple[Sequence, RowStep]] = field(default_factory=list)
     chunks: list[tuple[Sequence, RowStep]] = field(default_factory=list)
     short: bool = False  # somebody was short of pages: nobody new comes in
+
+
+class _Launched(NamedTuple):
+    """A step whose result is not there yet."""
+
+    plan: Plan
+    sequences: list[Sequence]  # of its rows
+    num_decoding: int  # the first ones; the others are prompts, after a preemption with the answer so far
+    decision: Decision | None
 
 
 class Scheduler:
@@ -82,8 +92,7 @@ class Scheduler:
         self._prefixes = PrefixCache(self._pool, enabled=config.prefix_caching)
         self._roster = Roster(self._pool, self._prefixes, config.max_num_seqs)
         self._live: dict[str, Sequence] = {}  # accepted and without a final output
-        # Launched, oldest first.
-        self._in_flight: deque[tuple[Plan, list[Sequence], Decision | None]] = deque()
+        self._in_flight: deque[_Launched] = deque()  # oldest first
 
         self._num_arrivals = 0
         self._num_steps = 0
@@ -160,8 +169,8 @@ class Scheduler:
 
     def abandon(self, reason: str) -> list[RequestOutput]:
         """End every request by an error and forget the steps in flight: their worker has failed."""
-        for plan, sequences, _ in self._in_flight:
-            for seq, step in zip(sequences, plan.rows, strict=True):
+        for launched in self._in_flight:
+            for seq, step in zip(launched.sequences, launched.plan.rows, strict=True):
                 seq.settle(step)
         self._in_flight.clear()
         self._roster.nothing_in_flight()
@@ -280,7 +289,8 @@ class Scheduler:
         plan = Plan(self._num_steps, self._roster.take_ended_rows(), tuple(step.starts), rows)
         self._num_steps += 1
         decision = None if step.round is None else step.round.decision
-        self._in_flight.append((plan, [seq for seq, _ in planned], decision))
+        sequences = [seq for seq, _ in planned]
+        self._in_flight.append(_Launched(plan, sequences, len(step.decodes), decision))
         return plan
 
     # What became of a step.
@@ -291,19 +301,20 @@ class Scheduler:
         `seconds` are those of the step, from result to result, less `seconds_thought`; None if they mean
         nothing.
         """
-        assert plan is self._in_flight[0][0], "plans are committed in the order they were made"
+        assert plan is self._in_flight[0].plan, "plans are committed in the order they were made"
         check_result(plan, result)
         if result.drafter_error is not None:
             self._drafting.fail(result.drafter_error)
-        _, sequences, decision = self._in_flight.popleft()
+        _, sequences, num_decoding, decision = self._in_flight.popleft()
         outputs: list[RequestOutput] = []
-        rounds = {
-            seq.request_id: got
-            for seq, step, got in zip(sequences, plan.rows, result.rows, strict=True)
-            if seq.status is not Status.ENDED and step.samples and seq.known_len > seq.prompt_len
-        }
-        for seq, step, got in zip(sequences, plan.rows, result.rows, strict=True):
+        rounds: dict[str, RowResult] = {}
+        for i, (seq, step, got) in enumerate(zip(sequences, plan.rows, result.rows, strict=True)):
             seq.settle(step)
+            if i < num_decoding and seq.status is not Status.ENDED:
+                rounds[seq.request_id] = got
+                self._drafting.count(got)
+                if seq.tally is not None:
+                    seq.tally.add(got)
             if seq.status is not Status.ENDED:
                 if step.samples:
                     outputs.append(self._accept(seq, got))
@@ -324,10 +335,6 @@ class Scheduler:
             raise InvariantError(f"row {got.row} yielded nothing for a request that has not ended")
         prompt_logprobs = seq.take_prompt_logprobs(got)
         self._steering.drafted(seq.request_id, seq.known_len, got.shadow_ids)
-        if seq.known_len > seq.prompt_len:  # the first token is the prompt's step, no round
-            self._drafting.count(got)
-            if seq.tally is not None:
-                seq.tally.add(got)
         end = cut(got.token_ids, seq.known_len, seq.max_len, seq.stop_ids, got.grammar_end)
         token_ids = got.token_ids[: end.num_tokens]
         seq.token_ids.extend(token_ids)
@@ -359,7 +366,7 @@ class Scheduler:
             InvariantError: names what does not.
         """
         holders = self._roster.check()
-        num_launched = sum(len(sequences) for _, sequences, _ in self._in_flight)
+        num_launched = sum(len(launched.sequences) for launched in self._in_flight)
         num_counted = sum(seq.num_in_flight for seq in holders)
         ensure(num_launched == num_counted, f"{num_launched} row steps in flight, rows count {num_counted}")
         ensure(bool(self._live or self._in_flight or not self._pool.num_used), "pages are held while idle")

@@ -9,7 +9,7 @@ many prompt steps there are per token made, and minimise the time per token: thi
 
 On top of the choice, in this order: a load whose guard has tripped runs plain; depths without a served
 price are warmed up; rows draft in the shadow while none drafts in earnest; controls are interleaved.
-Between depths whose rates differ by less than the dead band, the one that ran stays, and plain decoding wins
+Between depths whose rates differ by less than the dead band, the one that ran stays, and a shallower one wins
 against all that are not better by half of it. Rows with their own depth keep it.
 """
 
@@ -189,8 +189,12 @@ class Governor:
             least = worth[best] - self._config.dead_band * choice.expected
             if choice.limit == last and worth[i] > least:
                 best = i
-        if worth[0] > max(worth) - self._config.dead_band / 2 * choices[0].expected:
-            best = 0  # what is told of drafting is the best of many guesses, and plain is the promise
+        # What is told of the best is told of the best of many guesses, and deeper ones rest on more of them.
+        best = next(
+            i
+            for i, choice in enumerate(choices)
+            if i == best or worth[i] > max(worth) - self._config.dead_band / 2 * choice.expected
+        )
         chosen = choices[best]
         self._last_limit[scene.site] = chosen.limit
         if self._config.is_ragged:
