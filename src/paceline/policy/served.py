@@ -9,7 +9,9 @@ a cell keeps a mean of that and the weight w of it in rounds:
 - its first `NUM_FIRST` rounds: their median, each within a factor exp(`FAR`) of what the cells around it say:
   a round in which the machine stood still must not price a cell out;
 - later rounds, where the round before was of another cell: the gain of a Kalman filter whose state wanders,
-  1/w <- 1/w + `AGING` (rounds since it last learnt), then w <- w + 1. What was learnt long ago counts less;
+  1/w <- 1/w + `AGING` (rounds since it last learnt), then w <- w + 1. What was learnt long ago counts less.
+  Until a cell has had `NUM_KNOWN` rounds it also learns from those in a row, which are of one moment: they
+  bring w to `NUM_FIRST` and no further;
 - rounds of a cell that also ran within the last `AGAIN` rounds move the drift: the machine has become slower
   or faster, everywhere. Where they follow on one of their own cell, they say nothing of how cells compare.
 
@@ -44,7 +46,7 @@ NUM_KNOWN = 16  # rounds that a cell needs to speak for the machine
 CLIP = 0.3  # of s, around what is known
 FAR = 1.6  # a factor of 5: more than a calibration can be wrong from one cell to the next
 DRIFT_RATE = 0.25  # speed changes within ten rounds; comparing cells does not see this noise
-AGING = 0.0001  # by which a cell's variance grows in a round, as a share of that of a round's time
+AGING = 0.0002  # by which a cell's variance grows in a round, as a share of that of a round's time
 SIGMAS = 0.5
 AGAIN = 16  # rounds within which a cell counts as served again
 NOISE = 0.05  # of a round's time, at first
@@ -236,7 +238,8 @@ class ServedCosts:
             cell.first.append(min(max(says, cell.around - FAR), cell.around + FAR))
             cell.mean, cell.weight = statistics.median(cell.first), float(len(cell.first))
         elif learns:
-            cell.weight = 1 / (1 / cell.weight + AGING * (now - cell.learnt_at)) + 1
+            most = NUM_FIRST if cell is self._latest else math.inf  # rounds in a row are of one moment
+            cell.weight = min(1 / (1 / cell.weight + AGING * (now - cell.learnt_at)) + 1, most)
             cell.mean += min(max(says - cell.mean, -CLIP), CLIP) / cell.weight
         if learns:
             cell.learnt_at = now
