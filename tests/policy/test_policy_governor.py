@@ -335,7 +335,7 @@ def test_better_acceptance_never_turns_drafting_off_nor_lowers_the_rate(
 
 @pytest.mark.parametrize(("gain", "depth"), [(1.005, 1), (1.03, 2)])
 def test_a_deeper_depth_that_is_hardly_better_is_left(gain: float, depth: int) -> None:
-    """With a half at every position: 1.5 tokens in 1.2 s, or 1.75 in what makes the rate `gain` times that."""
+    """With a half at every position: 1.5 tokens in 1.2 s, or 1.75 at a rate of `gain` times that."""
     seconds = 1.75 / (1.5 / 1.2 * gain)
     costs = CostModel(
         tokens=Curve([(1, 1.0), (2, 1.1), (3, seconds - 0.2)]), drafts={"": (Curve([(1, 0.1)]),) * 2}
