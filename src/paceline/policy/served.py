@@ -10,8 +10,8 @@ a cell keeps a mean of that and the weight w of it in rounds:
   a round in which the machine stood still must not price a cell out;
 - later rounds, where the round before was of another cell: the gain of a Kalman filter whose state wanders,
   1/w <- 1/w + `AGING` (rounds since it last learnt), then w <- w + 1. What was learnt long ago counts less.
-  Until a cell has had `NUM_KNOWN` rounds it also learns from those in a row, which are of one moment: they
-  bring w to `NUM_FIRST` and no further;
+  Until a cell has had `NUM_KNOWN` rounds it also learns from those in a row, which are of one moment: after
+  one of these w is `NUM_FIRST` at most;
 - rounds of a cell that also ran within the last `AGAIN` rounds move the drift: the machine has become slower
   or faster, everywhere. Where they follow on one of their own cell, they say nothing of how cells compare.
 
