@@ -162,7 +162,7 @@ def parse_policy(spec: str, trace: Trace) -> Policy:
             return make_policy("auto", spec, deepest, trace.costs)
         except ConfigError as error:
             raise ConfigError(f"{error}; or {FIXED}:DEPTH") from None
-    if not depth.isdecimal() or int(depth) > deepest:
+    if not (depth.isascii() and depth.isdecimal()) or int(depth) > deepest:
         raise ConfigError(
             f"policy {spec!r}: fixed: needs a depth of 0 to {deepest}, the deepest of the trace"
         )

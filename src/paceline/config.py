@@ -159,7 +159,7 @@ class EngineConfig:
         if self.max_depth > MAX_DEPTH:
             raise ConfigError(f"max_depth must be at most {MAX_DEPTH}, got {self.max_depth}")
         if self.depth != "auto":
-            if not self.depth.isdecimal():
+            if not (self.depth.isascii() and self.depth.isdecimal()):
                 raise ConfigError(f"depth must be auto or a whole number, got {self.depth!r}")
             if int(self.depth) > self.max_depth:
                 raise ConfigError(f"depth must be at most max_depth ({self.max_depth}), got {self.depth}")

@@ -187,6 +187,7 @@ def test_what_is_no_file_or_no_text_is_refused(tmp_path: Path, capsys: pytest.Ca
     ("spec", "words"),
     [
         ("best", "policy must be one of governor, ema, table:"),
+        ("fixed:\N{FULLWIDTH DIGIT ONE}", "fixed: needs a depth of 0 to 4, the deepest of the trace"),
         ("fixed:x", "fixed: needs a depth of 0 to 4, the deepest of the trace"),
         ("fixed:5", "fixed: needs a depth of 0 to 4, the deepest of the trace"),
         ("table:a=b", "cannot be used"),

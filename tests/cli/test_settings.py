@@ -66,6 +66,10 @@ def test_the_file_may_be_named_by_a_variable(tmp_path: Path) -> None:
         ({"PACELINE_API_KEY": "ключ"}, "printable ASCII"),
         ({"PACELINE_DEVICE": "tpu"}, "device must be one of cpu, cuda, got 'tpu' (PACELINE_DEVICE)"),
         ({"PACELINE_MAX_LOGPROBS": "21"}, "max_logprobs must be at most 20, got 21"),
+        (
+            {"PACELINE_DEPTH": "\N{FULLWIDTH DIGIT ONE}"},
+            "depth must be auto or a whole number, got '\N{FULLWIDTH DIGIT ONE}' (PACELINE_DEPTH)",
+        ),
         ({"PACELINE_DEPTH": "-1"}, "depth must be auto or a whole number, got '-1' (PACELINE_DEPTH)"),
         ({"PACELINE_DEPTH": "9"}, "depth must be at most max_depth (8), got 9 (PACELINE_DEPTH)"),
         ({"PACELINE_DEPTH": "2", "PACELINE_MAX_DEPTH": "1"}, "depth must be at most max_depth (1), got 2"),
