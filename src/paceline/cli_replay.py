@@ -191,7 +191,9 @@ def _replay(args: argparse.Namespace) -> None:
             if outcome.error is not None:
                 print(f"{outcome.name}: {outcome.error}", file=sys.stderr)
     if all(outcome.replay is None for outcome in replayed.outcomes):
-        raise PacelineError("no policy could be replayed on this trace")
+        raise PacelineError(
+            "no policy could be replayed on this trace: with --depth N it has drafts for all up to N"
+        )
 
 
 def to_json(replayed: Replayed) -> dict[str, Any]:

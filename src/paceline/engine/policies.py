@@ -18,6 +18,7 @@ from paceline.policy import (
     PolicyError,
     Threshold,
 )
+from paceline.policy.rivals import SGLANG_SLOTS
 
 DEEPEST = 6  # that is chosen unasked: what lies deeper pays nowhere, and would have to be measured too
 _FORMS = "governor, ema, table:ROWS=DEPTH,... or threshold:ROWS[:DEPTH]"
@@ -50,7 +51,8 @@ def make_policy(depth: str, policy: str, max_depth: int, costs: CostModel | None
         if kind == "governor" and not rest:
             return Governor(costs, auto_depths(max_depth))
         if kind == "ema" and not rest:
-            return AcceptanceEma()
+            slots = SGLANG_SLOTS.items()
+            return AcceptanceEma({rows: [min(depth, max_depth) for depth in of] for rows, of in slots})
         if kind == "table":
             return BatchTable.from_upper_bounds(_table(rest, max_depth))
         if kind == "threshold":

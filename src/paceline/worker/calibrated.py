@@ -130,7 +130,7 @@ def _known(path: Path, identity: Identity) -> Stored | None:
     try:
         return read(path, identity)
     except RefusedError as refusal:
-        logger.info("the model is timed again: %s", refusal)
+        logger.warning("the model is timed again: %s", refusal)
         return None
 
 
