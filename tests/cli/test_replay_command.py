@@ -136,6 +136,18 @@ def test_a_shallow_trace_replays_what_needs_no_more_depth(
     assert [row.split()[0] for row in out.splitlines()[-2:]] == ["governor", "ema"]
 
 
+def test_unasked_a_policy_that_does_not_fit_the_trace_is_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path, [*steps(1, num=5), *steps(4, num=1)[1:]])
+    asked = replay(capsys, path, "--policy", "governor", "--policy", "ema")
+    assert "ema: step" in asked[2], "which needs depths that the trace lacks"
+    code, out, err = replay(capsys, path)
+    assert (code, err) == (0, "")
+    assert out.splitlines()[-1].startswith("governor")
+    assert "ema" not in out
+
+
 def test_a_line_that_was_cut_off_at_the_end_is_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
