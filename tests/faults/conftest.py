@@ -1,23 +1,19 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import fault_server
 import pytest
-from fault_server import FAKES, Server
-
-sys.path.append(str(FAKES))
+from fault_server import Server
+from tiny_model import write_tiny_model
 
 
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model without weights, for the fake engine."""
-    from tiny_model import write_tiny_model
-
     return write_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from processes import engine_of
 
 FAKES = Path(__file__).parents[1] / "server"
 REAL = ("-m", "paceline", "serve")
@@ -68,14 +69,7 @@ class Server:
 
     def engine_pid(self) -> int | None:
         """The process id of its engine, if there is one at the moment."""
-        task = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-        for child in task.read_text().split() if task.exists() else ():
-            try:
-                if b"paceline.engine.process" in Path(f"/proc/{child}/cmdline").read_bytes():
-                    return int(child)
-            except FileNotFoundError:
-                continue
-        return None
+        return engine_of(self.process.pid)
 
     def kill_engine(self) -> None:
         """Kill its engine, and wait until there is another one, or the server ends."""

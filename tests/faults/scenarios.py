@@ -13,11 +13,11 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx
 from fault_server import TEXT, Server, close_hard, eventually
+from processes import resident_bytes
 
 LOADING = 120.0  # seconds that a model may take, on a busy machine
 
@@ -224,7 +224,9 @@ def memory_slope(
     server: Server, num_requests: int, warm_up: int, most: float, at_once: int = 16
 ) -> dict[str, Any]:
     """Resident memory of both processes over short requests, in bytes a request (least squares)."""
-    pids = {"server": server.process.pid, "engine": server.engine_pid()}
+    engine = server.engine_pid()
+    assert engine is not None
+    pids = {"server": server.process.pid, "engine": engine}
     samples: dict[str, list[tuple[int, int]]] = {name: [] for name in pids}
 
     def ask(i: int) -> None:
@@ -237,15 +239,10 @@ def memory_slope(
         for begin in range(0, num_requests, batch):
             list(pool.map(ask, range(begin, begin + batch)))
             for name, pid in pids.items():
-                samples[name].append((begin, resident(pid)))
+                samples[name].append((begin, resident_bytes(pid)))
     slopes = {name: round(slope(points), 1) for name, points in samples.items()}
     assert all(value < most for value in slopes.values()), (slopes, samples)
     return {"num_requests": num_requests} | {f"{name}_bytes_per_request": v for name, v in slopes.items()}
-
-
-def resident(pid: int | None) -> int:
-    """Bytes."""
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
 
 
 def slope(points: list[tuple[int, int]]) -> float:

@@ -1,13 +1,9 @@
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.append(str(Path(__file__).parents[1] / "server"))
-
 from tiny_checkpoints import SIZES, randomise
 from tiny_model import write_tiny_model
 

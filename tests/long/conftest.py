@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT / "tests" / "faults"), str(ROOT / "tests" / "server"), str(ROOT / "benchmarks")]
+sys.path[:0] = [str(ROOT / "tests" / "faults"), str(ROOT / "benchmarks")]
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import httpx
+from processes import engine_of
 from tiny_model import write_tiny_model
 
 HERE = Path(__file__).parent
@@ -51,10 +52,8 @@ class Served:
 
     def engine_pid(self) -> int:
         """The process id of its engine."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        [pid] = (
-            int(c) for c in children if b"paceline.engine.process" in Path(f"/proc/{c}/cmdline").read_bytes()
-        )
+        pid = engine_of(self.process.pid)
+        assert pid is not None, "there is no engine at the moment"
         return pid
 
     def journal(self) -> list[str]:

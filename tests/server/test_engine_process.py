@@ -11,19 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
+from processes import is_running
 from served import HERE, Served, eventually
 from tiny_model import write_tiny_model
 
 BODY = {"prompt": "ab", "max_tokens": 4}
-
-
-def alive(pid: int) -> bool:
-    """Whether the process runs (a zombie does not)."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def start_and_fail(model: Path, *flags: str) -> subprocess.CompletedProcess[str]:
@@ -62,7 +56,7 @@ def test_signals_end_everything_quickly_and_cleanly(
     code, stderr = served.stop()
     assert code == 0
     assert "Traceback" not in stderr
-    assert not alive(engine)
+    assert not is_running(engine)
 
 
 @pytest.mark.parametrize("end", [ctrl_c, terminate])
@@ -77,8 +71,7 @@ def test_signals_while_loading_end_cleanly(tmp_path: Path, end: Callable[[int], 
     )
     assert process.stderr is not None
     assert "loading" in process.stderr.readline()
-    engines = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    assert eventually(lambda: engines.read_text() != "")
+    assert eventually(lambda: psutil.Process(process.pid).children() != [])
     end(process.pid)  # the engine has hardly begun to start
     _, stderr = process.communicate(timeout=20)
     assert process.returncode == 0
@@ -97,7 +90,7 @@ def test_no_engine_outlives_a_killed_server(serve: Callable[..., Served]) -> Non
     served = serve()
     engine = served.engine_pid()
     served.process.kill()
-    assert eventually(lambda: not alive(engine))
+    assert eventually(lambda: not is_running(engine))
 
 
 def test_full_collections_leave_out_what_starting_left(serve: Callable[..., Served]) -> None:
@@ -152,7 +145,7 @@ def test_a_step_that_fails_answers_its_requests_and_ends_the_engine(serve: Calla
     response = served.client.post("/v1/completions", json={"prompt": "<|raise|>", "max_tokens": 9})
     assert (response.status_code, response.json()["error"]["message"]) == (500, "boom")
     assert eventually(lambda: "the engine failed: RuntimeError: boom" in served.client.get("/health").text)
-    assert eventually(lambda: not alive(engine))
+    assert eventually(lambda: not is_running(engine))
     assert eventually(lambda: served.client.get("/health").status_code == 200)
 
 
@@ -185,7 +178,7 @@ def test_the_socket_and_its_folder_are_removed(
     long.mkdir()
     monkeypatch.setenv("TMPDIR", str(long))
     served = serve()
-    options = Path(f"/proc/{served.engine_pid()}/cmdline").read_text()
+    options = "".join(psutil.Process(served.engine_pid()).cmdline())
     folder = Path(options.partition("ipc://")[2].partition('"')[0]).parent
     assert folder.stat().st_mode & 0o777 == 0o700
     served.stop()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("server", "draft", "engine"))
+sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("draft", "engine"))
 
 from speculation_target import Target
 from tiny_targets import float_config, packed_config, write_float, write_head, write_packed
