@@ -2,8 +2,8 @@
 
 The rounds are made up (a model as costly as an 8B on one GPU; acceptance of three kinds), the policy is the
 real one, on one core. A *decision* is timed as the loop sees it: most reuse an earlier choice, and every
-sixteenth, or fewer, learns from the rounds since and chooses anew. *Choosing anew* is the same with `reuse`
-1. In *churn*, a request ends and another comes in every step.
+sixteenth, or fewer, chooses anew, and first learns from the rounds that are left to learn from. *Choosing
+anew* is the same with `reuse` 1. In *churn*, a request ends and another comes in every step.
 
     python benchmarks/policy.py [--rounds 1500] [--rows N ...] [--dry]
 """
@@ -21,7 +21,7 @@ from common import Bar, Results, Row
 from paceline.policy import CostModel, Curve, Governor, GovernorConfig, Load, Observation, RowView
 
 ROWS = (1, 16, 64, 256)
-BAR = 100.0  # microseconds, mean decision at 256 rows
+BAR = 100.0  # microseconds at 256 rows
 MS = 1e-3
 COSTS = CostModel(
     tokens=Curve(
@@ -119,12 +119,13 @@ def main() -> None:
 
 
 def bars(results: Results) -> list[Bar]:
-    """Whether a decision at 256 rows takes less than was asked for, whatever the load."""
+    """Whether a decision at 256 rows takes less than was asked for, whatever the load, learning included."""
     bars = []
     for kind in CHANCES:
         row = results.row(part_name(kind, ROWS[-1], GovernorConfig().reuse))
-        mean = None if row is None else row["decide_us"]["mean"]
-        bars.append(Bar(f"{kind}: mean microseconds for a decision at {ROWS[-1]} rows", mean, "<=", BAR))
+        mean = None if row is None else round(row["decide_us"]["mean"] + row["observe_us"]["mean"], 1)
+        name = f"{kind}: mean microseconds for a decision and learning from its round at {ROWS[-1]} rows"
+        bars.append(Bar(name, mean, "<=", BAR))
     return bars
 
 

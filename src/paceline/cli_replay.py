@@ -190,9 +190,11 @@ def _replay(args: argparse.Namespace) -> None:
         for outcome in replayed.outcomes:
             if outcome.error is not None:
                 print(f"{outcome.name}: {outcome.error}", file=sys.stderr)
-    if all(outcome.replay is None for outcome in replayed.outcomes):
+    failed = [outcome.name for outcome in replayed.outcomes if outcome.replay is None]
+    if failed:
         raise PacelineError(
-            "no policy could be replayed on this trace: with --depth N it has drafts for all up to N"
+            f"{', '.join(failed)} could not be replayed on this trace; "
+            "recorded with --depth N, one has drafts for all depths up to N"
         )
 
 

@@ -21,7 +21,7 @@ from paceline.bench.stats import (
     spread,
 )
 
-RATIOS = st.lists(st.floats(0.1, 10.0), min_size=1, max_size=12)
+RATIOS = st.lists(st.floats(0.1, 10.0), min_size=2, max_size=12)
 
 
 def test_ratios_are_taken_round_by_round() -> None:
@@ -51,6 +51,14 @@ def test_an_interval_holds_its_median_and_stays_within_the_values(ratios: list[f
     assert got.estimate == statistics.median(ratios)
     assert min(ratios) <= got.low <= got.estimate <= got.high <= max(ratios)
     assert got == median_interval(ratios), "the same seed gives the same interval"
+
+
+@given(st.floats(0.1, 10))
+def test_one_value_says_nothing_of_others(ratio: float) -> None:
+    got = median_interval([ratio])
+    assert (got.estimate, got.low, got.high, got.num) == (ratio, -math.inf, math.inf, 1)
+    got = mean_of_medians([[ratio] * 5, [ratio]])
+    assert (got.estimate, got.low, got.high) == (pytest.approx(ratio), -math.inf, math.inf)
 
 
 def test_equal_values_leave_no_doubt() -> None:

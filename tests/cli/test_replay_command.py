@@ -120,12 +120,17 @@ def test_a_policy_that_wants_what_the_trace_lacks_is_told_apart(
     records[5] = {**records[5], "rows": [[0, 0, 0, None, 4], [1, 2, 0, None, 4]]}
     path = write(tmp_path, records)
     code, out, err = replay(capsys, path, "--policy", "fixed:2", "--policy", "fixed:0")
-    assert code == 0
-    assert err == "fixed:2: step 5: a row drafts 2 deep, the trace holds 0 there\n"
+    assert code == 1, "one that was asked for failed"
+    assert err.splitlines() == [
+        "fixed:2: step 5: a row drafts 2 deep, the trace holds 0 there",
+        "paceline: error: fixed:2 could not be replayed on this trace; "
+        "recorded with --depth N, one has drafts for all depths up to N",
+    ]
     assert [row.split()[0] for row in out.splitlines()] == ["policy", "as", "fixed:0", "fixed:0"]
-    code, _, err = replay(capsys, path, "--policy", "fixed:2")
+    code, out, err = replay(capsys, path, "--json", "--policy", "fixed:2", "--policy", "fixed:0")
     assert code == 1
-    assert err.splitlines()[-1].startswith("paceline: error: no policy could be replayed on this trace: ")
+    assert list(json.loads(out)["policies"]) == ["fixed:2", "fixed:0"]
+    assert err.splitlines()[0].startswith("paceline: error: fixed:2 could not")
 
 
 def test_a_shallow_trace_replays_what_needs_no_more_depth(

@@ -25,6 +25,7 @@ from paceline.policy import (
     ShadowResult,
 )
 from paceline.policy import rows as rows_module
+from paceline.policy.memory import Memory
 from paceline.policy.warmup import FAR_BEHIND, SPACING_AGAIN
 
 EASY, HOPELESS = (0.9, 0.9, 0.9, 0.9), (0.03, 0.03, 0.03, 0.03)
@@ -88,6 +89,27 @@ def test_rounds_of_a_repeated_decision_count_as_any() -> None:
     assert 0 <= 800 - governor.num_rounds < GovernorConfig().reuse
     assert len(asked) < 300
     assert server.against_best(400, 2) > 0.95
+
+
+@pytest.mark.parametrize("num_rows", [1, 4, 20, 64, 256])
+def test_no_step_waits_for_learning_from_a_thousand_rows(
+    num_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learnt: list[int] = []
+    observe = Memory.observe
+
+    def count(memory: Memory, observation: Observation, now: int) -> None:
+        learnt[-1] += len(observation.accepted)
+        observe(memory, observation, now)
+
+    monkeypatch.setattr(Memory, "observe", count)
+    governor = Governor(TRUTH)
+    server, decide, take_in = Server(governor), governor.decide, governor.observe
+    governor.decide = lambda *load: learnt.append(0) or decide(*load)  # type: ignore[method-assign]
+    governor.observe = lambda round: learnt.append(0) or take_in(round)  # type: ignore[method-assign]
+    server.run(300, num_rows)
+    assert sum(learnt) > 200 * num_rows
+    assert max(learnt) < 1024 + num_rows
 
 
 class TestLoad:

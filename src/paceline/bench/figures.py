@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from paceline.bench.arms import Arm, Role
@@ -91,7 +92,10 @@ def against_reference(report: Report, columns: Sequence[Column]) -> Chart:
         cells = _cells(report, columns, arm.name)
         known = [(float(c.column.concurrency), c.to_plain) for c in cells if c.to_plain is not None]
         points = [(load, ratio.estimate) for load, ratio in known]
-        spread = [(ratio.low, ratio.high) for _, ratio in known]
+        spread = [
+            (ratio.low, ratio.high) if math.isfinite(ratio.high) else (ratio.estimate,) * 2
+            for _, ratio in known
+        ]
         notes = [f"{arm.name}, {load:g} in flight: {show_interval(ratio)}" for load, ratio in known]
         lines.append(_line(report, arm, points, spread=spread, notes=notes))
     title = f"Throughput against {report.summary.reference}"

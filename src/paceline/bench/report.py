@@ -131,6 +131,8 @@ def show_spread(spread: Spread, scale: float = 1.0) -> str:
 
 def show_interval(interval: Interval) -> str:
     """`0.991 (0.984–0.997)`."""
+    if math.isinf(interval.high):
+        return f"{interval.estimate:.3f} (one round: no interval)"
     return f"{interval.estimate:.3f} ({interval.low:.3f}–{interval.high:.3f})"
 
 
@@ -176,7 +178,7 @@ def crossover_lines(report: Report) -> list[str]:
 
 
 def show_crossover(crossover: Crossover, reference: str | None) -> str:
-    """`faster than plain below 4.2 requests (3.1–5.0)`."""
+    """`faster than plain below 4.2 requests (3.1 to 5.0)`."""
     at = crossover.at
     if at.estimate == -math.inf:
         text = f"slower than {reference} at {crossover.lowest} already"

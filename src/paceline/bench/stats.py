@@ -84,17 +84,20 @@ def bootstrap(
 ) -> Interval:
     """The interval of `statistic(groups)`, each group's values drawn again from that group.
 
+    A group of one value says nothing of how far others lie: both bounds are infinite then.
+
     Raises:
         ValueError: no groups, or an empty one.
     """
     if not groups or not all(groups):
         raise ValueError("nothing to draw from")
+    estimate, num_values = statistic(groups), sum(len(g) for g in groups)
+    if min(len(g) for g in groups) == 1:
+        return Interval(estimate, -math.inf, math.inf, num_values)
     draw = random.Random(seed)
     drawn = sorted(statistic([draw.choices(g, k=len(g)) for g in groups]) for _ in range(num))
     tail = (1 - level) / 2
-    return Interval(
-        statistic(groups), quantile(drawn, tail), quantile(drawn, 1 - tail), sum(len(g) for g in groups)
-    )
+    return Interval(estimate, quantile(drawn, tail), quantile(drawn, 1 - tail), num_values)
 
 
 def median_interval(ratios: Sequence[float]) -> Interval:

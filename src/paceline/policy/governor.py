@@ -31,6 +31,7 @@ from paceline.policy.types import Decision, Load, Observation, Reason, RowView
 from paceline.policy.warmup import LONG, NUM_TRIED, Warmup, is_sure, reach
 
 _MANY = 64  # rounds that are learnt from even if no choice is made
+_MANY_ROWS = 1024  # of rounds of many rows: learning from more at once would be a pause
 _FEW_REPEATS = 7  # of a decision, with few rows
 
 
@@ -61,6 +62,7 @@ class Governor:
         self._plans = Plans(self._memory.rows, self._config.reuse)
         self._untaken: list[tuple[Observation, int]] = []  # rounds to learn from, and when they were decided
         self._num_rounds_taken = 0  # of them, those whose rows' acceptance is learnt already
+        self._num_rows_untaken = 0  # in all of them
         self._now = 0
         self._num_since = 0  # rounds observed since the last decision: more than one where it was repeated
         self._site = -1
@@ -101,11 +103,12 @@ class Governor:
         """Learn from a step that has run, before the next choice is made. See `types.Policy`.
 
         Several rounds at once: after a step nothing of this code is in the processor's caches, and what costs
-        microseconds then costs a tenth for the rounds that follow at once.
+        microseconds then costs a tenth for the rounds that follow at once. No more than make a short pause.
         """
         self._untaken.append((observation, self._now + self._num_since))
         self._num_since += 1
-        if len(self._untaken) >= _MANY:
+        self._num_rows_untaken += len(observation.accepted)
+        if len(self._untaken) >= _MANY or self._num_rows_untaken >= _MANY_ROWS:
             self._learn()
 
     def _learn_rounds(self) -> None:
@@ -118,7 +121,7 @@ class Governor:
         for observation, now in self._untaken:
             self._memory.observe(observation, now)
         self._untaken.clear()
-        self._num_rounds_taken = 0
+        self._num_rounds_taken = self._num_rows_untaken = 0
 
     def decide(self, load: Load, rows: tuple[RowView, ...]) -> Decision:
         """The depths of the next step. See `types.Policy`.
