@@ -198,7 +198,9 @@ def _table(rows: dict[str, Row]) -> str:
     for part, row in rows.items():
         rates = ", ".join(f"{arm} {rate:.0f}" for arm, rate in row["tokens_per_second"].items())
         best, plain = row["auto_to_best"], row["auto_to_plain"]
-        interval = f"{best['low']:.3f}–{best['high']:.3f}; {best['num']} pairs"
+        interval = "one pair"
+        if best["num"] > 1:
+            interval = f"{best['low']:.3f}–{best['high']:.3f}; {best['num']} pairs"
         gain = "" if plain is None else f"{plain['estimate']:.3f}"
         lines.append(f"| {part} | {rates} | {row['best']} | {best['estimate']:.3f} ({interval}) | {gain} |")
     lines.append("")

@@ -23,8 +23,9 @@ def document(
 ) -> dict[str, Any]:
     """A report of `paceline sweep`, as far as it is read here."""
 
-    def interval(value: float, num: int) -> dict[str, float]:
-        return {"estimate": value, "low": value - 0.1, "high": value + 0.1, "num": num}
+    def interval(value: float, num: int) -> dict[str, float | None]:
+        low, high = (0, None) if num == 1 else (value - 0.1, value + 0.1)
+        return {"estimate": value, "low": low, "high": high, "num": num}
 
     return {
         "work": "answers of at most 96 tokens",
@@ -101,6 +102,8 @@ def test_what_has_no_verdict_no_place_or_too_few_pairs_is_not_held_against_a_bar
     assert list(rows(results)) == ["1 at 0"]
     assert values(results)["auto / best other, requests 1 at 0"] is None
     assert "not measured" in sweep._table(rows(results))
+    sweep.merge(results, document(column(0.0, 2), num=1, ratio=0.9), is_mix=False)
+    assert "0.900 (one pair)" in sweep._table(rows(results))
 
 
 def test_an_interrupted_sweep_replaces_no_whole_row(tmp_path: Path) -> None:
