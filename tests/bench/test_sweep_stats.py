@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.bench.report import show_interval
 from paceline.bench.stats import (
     bootstrap,
     crossing,
@@ -59,6 +60,12 @@ def test_one_value_says_nothing_of_others(ratio: float) -> None:
     assert (got.estimate, got.low, got.high, got.num) == (ratio, -math.inf, math.inf, 1)
     got = mean_of_medians([[ratio] * 5, [ratio]])
     assert (got.estimate, got.low, got.high) == (pytest.approx(ratio), -math.inf, math.inf)
+
+
+def test_an_interval_says_why_it_is_none() -> None:
+    assert show_interval(median_interval([0.98])) == "0.980 (no interval: one round)"
+    assert show_interval(mean_of_medians([[1.0, 1.0], [0.9]])) == "0.950 (no interval: a load of one round)"
+    assert show_interval(median_interval([0.98, 0.98])) == "0.980 (0.980–0.980)"
 
 
 def test_equal_values_leave_no_doubt() -> None:

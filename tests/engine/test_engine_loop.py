@@ -49,25 +49,32 @@ class Broken(Done):
 
 
 class Pensive(Fixed):
-    """Thinks for long before every second step."""
+    """Thinks for long before every second step, or after it."""
 
-    def __init__(self) -> None:
+    def __init__(self, before: bool) -> None:
         super().__init__(0)
-        self.num_asked = 0
+        self.before, self.num_asked = before, 0
         self.seconds: list[float] = []
+
+    def think(self) -> None:
+        time.sleep(0.05 * (self.num_asked % 2))
 
     def decide(self, load: Load, rows: tuple[RowView, ...]) -> Decision:
         self.num_asked += 1
-        time.sleep(0.05 * (self.num_asked % 2))
+        if self.before:
+            self.think()
         return super().decide(load, rows)
 
     def observe(self, observation: Observation) -> None:
         assert observation.seconds is not None
         self.seconds.append(observation.seconds)
+        if not self.before:
+            self.think()
 
 
-def test_the_time_of_a_step_does_not_hold_the_policys_thinking():
-    policy = Pensive()
+@pytest.mark.parametrize("before", [True, False])
+def test_the_time_of_a_step_does_not_hold_the_policys_thinking(before: bool):
+    policy = Pensive(before)
     engine, _ = make_engine(FakeWorker(CONFIG, NUM_PAGES), Steering(policy))
     engine.add(make_request("r", [1, 2, 3], max_tokens=12, ignore_eos=True))
     engine.rest()

@@ -112,6 +112,42 @@ def test_no_step_waits_for_learning_from_a_thousand_rows(
     assert max(learnt) < 1024 + num_rows
 
 
+GPU = CostModel(
+    tokens=Curve([(n, 0.008 + n * 0.0012 / 64) for n in (1, 64, 256, 1024, 2048)]),
+    drafts={"": (Curve([(1, 0.0005), (512, 0.0015)]),) * 4},
+    row_seconds=1e-6,
+    context_seconds=1e-9,
+)
+
+
+def test_rows_that_turn_out_good_between_choices_go_on_drafting() -> None:
+    """If they did not, acceptance would be learnt from the bad ones, and drafting end."""
+    governor = Governor(GPU)
+    rows = tuple(RowView(i, 4) for i in range(256))
+    for _ in range(40):
+        decision = governor.decide(Load(256, 25_600), rows)
+        assert decision.reason in (Reason.PAYS, Reason.WARMUP)
+        if decision.reason is Reason.PAYS:
+            assert min(decision.depths[:128]) >= max(1, *decision.depths[128:])
+        accepted = tuple(depth if i < 128 else 0 for i, depth in enumerate(decision.depths))
+        seconds = GPU.step_seconds(decision.load, [("", depth) for depth in decision.depths])
+        governor.observe(Observation(decision, accepted, seconds))
+
+
+@pytest.mark.parametrize(("num_rows", "seed"), [(256, 2), (256, 4), (64, 1)])
+@pytest.mark.parametrize("is_read", [False, True])
+def test_many_rows_of_four_kinds(num_rows: int, seed: int, is_read: bool) -> None:
+    """Above the best fixed depth, also if what was learnt is asked for after every round."""
+    governor = Governor(GPU)
+    if is_read:
+        take_in = governor.observe
+        governor.observe = lambda round: take_in(round) or governor.drift  # type: ignore[assignment,func-returns-value,method-assign]
+    chances = [(chance,) * 4 for chance in (0.9, 0.6, 0.2, 0.05)]
+    server = Server(governor, GPU, chances=lambda request: chances[request % 4], seed=seed)
+    server.run(100, num_rows)
+    assert server.against_best(200, num_rows) > 1.05
+
+
 class TestLoad:
     @pytest.mark.parametrize(("lag", "repeats"), [(0, 0), (1, 0), (0, 1), (1, 1)])
     def test_back_at_the_right_depth_as_soon_as_the_load_leaves(self, lag: int, repeats: int) -> None:

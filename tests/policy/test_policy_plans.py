@@ -93,6 +93,41 @@ def test_a_kind_it_does_not_know_goes_like_the_nearest_and_another_drafter_does_
     assert plans.extended(known, rows.codes()) is None
 
 
+@pytest.mark.parametrize(
+    ("known", "depths"),
+    [
+        ((2, 8, 2), (2, 2, 2, 2, 2, 2, 2, 2)),  # all of them
+        (
+            (2, 5, 0),
+            (2, 2, 0, 0, 0, 2, 2, 2),
+        ),  # five of eight: three better ones, then two that are as they were
+        ((2, 2, 1), (1, 1, 1, 1, 1, 2, 2, 1)),
+        ((0, 0, 0), (0,) * 8),
+    ],
+)
+def test_rows_that_turn_out_better_than_others_draft_before_them(
+    known: tuple[int, int, int], depths: tuple[int, ...]
+) -> None:
+    rows = book(8)
+    plans, kept = Plans(rows, reuse=16), plan(rows, 0)
+    kept = kept._replace(depths=dict.fromkeys(rows.codes(), known))
+    for i, kind in ((4, 6), (5, 1), (6, 1), (7, 2)):
+        rows.states[i].kind = kind
+    found = plans.extended(kept, rows.codes())
+    assert found is not None
+    assert spread(found.depths, rows.codes()) == depths
+
+
+def test_a_better_row_without_room_goes_as_deep_as_it_may() -> None:
+    rows = book(3)
+    plans, kept = Plans(rows, reuse=16), plan(rows, 3)
+    rows.take((RowView(0, 1), *rows.views[1:]))
+    rows.states[0].kind = 1
+    found = plans.extended(kept, rows.codes())
+    assert found is not None
+    assert spread(found.depths, rows.codes()) == (1, 3, 3)
+
+
 def test_of_many_the_older_ones_are_forgotten() -> None:
     rows = book(8)
     plans, kept = Plans(rows, reuse=16), plan(rows, 1)

@@ -129,6 +129,14 @@ def test_a_staircase_is_filled_to_its_edge() -> None:
     assert group_depths(items, choices[1], 1) == [(1, 6, 0)]
 
 
+def test_where_all_rows_of_a_group_draft_those_that_come_to_it_will() -> None:
+    cost = prices([1.0] * 60, [[0.0] + [0.01] * 20] * 2)
+    groups = [Group(10, [0.9, 0.1], 2), Group(4, [0.9, 0.1], 1)]
+    items = increments(groups, [0, 1])
+    [_, choice] = found(groups, cost, [0, 1])
+    assert group_depths(items, choice, 2) == [(1, 10, 1), (1, 4, 1)]
+
+
 def test_many_edges_are_tried_evenly() -> None:
     """A kink at 40 tokens among an edge at every token."""
     tokens = [1 + 0.001 * n + max(0, n - 40) for n in range(200)]

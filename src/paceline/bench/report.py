@@ -132,7 +132,8 @@ def show_spread(spread: Spread, scale: float = 1.0) -> str:
 def show_interval(interval: Interval) -> str:
     """`0.991 (0.984–0.997)`."""
     if math.isinf(interval.high):
-        return f"{interval.estimate:.3f} (one round: no interval)"
+        why = "one round" if interval.num == 1 else "a load of one round"
+        return f"{interval.estimate:.3f} (no interval: {why})"
     return f"{interval.estimate:.3f} ({interval.low:.3f}–{interval.high:.3f})"
 
 

@@ -94,11 +94,12 @@ class Engine:
         try:
             outputs += self._preparing.start_ready(self._scheduler.add)
             plan = self._scheduler.schedule()
+            seconds_thought = self._scheduler.take_seconds_thought()
             if plan is not None:
                 if self._last_result is None:
                     begun = time.perf_counter()
                 else:
-                    begun = self._last_result + self._scheduler.seconds_thought
+                    begun = self._last_result + seconds_thought
                 result = self._worker.launch(plan).result()
                 self._last_result = time.perf_counter()
                 outputs += self._scheduler.commit(plan, result, self._last_result - begun)

@@ -105,10 +105,9 @@ class Scheduler:
         """Whether a request lacks its final output or a step is in flight."""
         return bool(self._live or self._in_flight)
 
-    @property
-    def seconds_thought(self) -> float:
-        """How long the policy took to choose the depths of the newest plan."""
-        return self._steering.seconds_thought
+    def take_seconds_thought(self) -> float:
+        """How long the policy has been at work since this was last asked for."""
+        return self._steering.take_seconds_thought()
 
     def stats(self) -> SchedulerStats:
         """The numbers of this moment; cheap enough for every step."""
@@ -298,7 +297,7 @@ class Scheduler:
     def commit(self, plan: Plan, result: StepResult, seconds: float | None = None) -> list[RequestOutput]:
         """Take the result of the oldest plan in flight; returns what it gave each request.
 
-        `seconds` are those of the step, from result to result, less `seconds_thought`; None if they mean
+        `seconds` are those of the step, from result to result, less those thought; None if they mean
         nothing.
         """
         assert plan is self._in_flight[0].plan, "plans are committed in the order they were made"

@@ -5,7 +5,8 @@ chose, for pages or for the budget. A result is told with what really ran: to th
 trace if there is one. Shadow drafts are kept here until the tokens that they guessed at are committed.
 
 Knows nothing of the worker or of pages. The seconds of a step are told; only how long the policy thinks is
-measured here, because a round served out of turn always comes with a long thought, a repeated one with none.
+measured here: a round served out of turn always comes with a long thought, a repeated one with none, and
+what is learnt from many rounds at once is learnt in one.
 """
 
 from __future__ import annotations
@@ -72,7 +73,6 @@ class Steering:
 
     policy: Policy
     trace: StepTrace | None = None
-    seconds_thought: float = 0.0  # by the policy, for the latest step
     failure: str | None = None  # why the policy was given up, in one line
     _gains: Gains = field(default_factory=Gains)
     # Decision, results, seconds: counting many at once costs a fraction.
@@ -83,10 +83,15 @@ class Steering:
     _known: list[ShadowResult] = field(default_factory=list)
     _last: tuple[Sequence[Candidate], Round] | None = None  # what was decided, if it may be repeated
     _num_repeats: int = 0  # left
+    _seconds_thought: float = 0.0  # by the policy, since it was last asked for
+
+    def take_seconds_thought(self) -> float:
+        """How long the policy has been at work since this was last asked for."""
+        seconds, self._seconds_thought = self._seconds_thought, 0.0
+        return seconds
 
     def decide(self, rows: Sequence[Candidate], num_prompt_tokens: int) -> Round:
         """The depths of a step over these decoding rows, with so many prompt tokens beside them."""
-        self.seconds_thought = 0.0
         if self._num_repeats and self._last is not None and not num_prompt_tokens:
             before, chosen = self._last
             if _is_good_for(chosen, before, rows):
@@ -100,7 +105,7 @@ class Steering:
         except Exception as error:
             self._give_up(error)
             decision = self.policy.decide(load, views)
-        self.seconds_thought = time.perf_counter() - begun
+        self._seconds_thought += time.perf_counter() - begun
         depths = {
             row.key: min(depth if row.pinned is None else row.pinned, row.room)
             for row, depth in zip(rows, decision.depths, strict=True)
@@ -172,10 +177,12 @@ class Steering:
             drafted=tuple([got.num_drafted if got else 0 for got in found]),
             shadows=tuple(self._known),
         )
+        begun = time.perf_counter()
         try:
             self.policy.observe(observation)
         except Exception as error:
             self._give_up(error)
+        self._seconds_thought += time.perf_counter() - begun
         self._known.clear()
         self._uncounted.append((decision, found, seconds))
         if len(self._uncounted) >= NUM_RECENT:

@@ -112,16 +112,16 @@ class Governor:
             self._learn()
 
     def _learn_rounds(self) -> None:
-        for observation, _ in self._untaken[self._num_rounds_taken :]:
+        begin, self._num_rounds_taken = self._num_rounds_taken, len(self._untaken)
+        for observation, _ in self._untaken[begin:]:
             self._memory.observe_rounds(observation)
-        self._num_rounds_taken = len(self._untaken)
 
     def _learn(self) -> None:
         self._learn_rounds()
-        for observation, now in self._untaken:
-            self._memory.observe(observation, now)
-        self._untaken.clear()
+        untaken, self._untaken = self._untaken, []
         self._num_rounds_taken = self._num_rows_untaken = 0
+        for observation, now in untaken:
+            self._memory.observe(observation, now)
 
     def decide(self, load: Load, rows: tuple[RowView, ...]) -> Decision:
         """The depths of the next step. See `types.Policy`.

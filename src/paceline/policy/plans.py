@@ -94,28 +94,36 @@ class Plans:
     def extended(self, plan: Plan, codes: list[int]) -> Plan | None:
         """The plan for rows with these codes, if it says something of rows like them.
 
-        Those it does not know go as deep as those of the nearest kind. At almost every step of a large batch
-        some request comes or goes, is near its end or turns out to be of another kind: near enough until the
-        next choice.
+        Those it does not know share what it has for the nearest kind, better kinds first: were they the ones
+        without drafts, acceptance would be learnt from those they leave behind. At almost every step of a
+        large batch some request comes or goes, is near its end or turns out to be of another kind: near
+        enough until the next choice.
         """
         missing = set(codes) - plan.depths.keys()
         if not missing:
             return plan
         depths = dict(plan.depths)
         decode = self._rows.decode
+        sharing: dict[int, list[int]] = {}
         for code in missing:
             spelled = decode(code)
-            depth = spelled.depth
-            if not spelled.is_own:
-                near = [
-                    (abs(decode(other).kind - spelled.kind), of[2])
-                    for other, of in plan.depths.items()
-                    if not decode(other).is_own and decode(other).drafter == spelled.drafter
-                ]
-                if not near:
-                    return None
-                depth = min(depth, min(near)[1])
-            depths[code] = (depth, 0, depth)
+            if spelled.is_own:
+                depths[code] = (spelled.depth, 0, spelled.depth)
+                continue
+            near = [
+                (abs(decode(other).kind - spelled.kind), of[2], other)
+                for other, of in plan.depths.items()
+                if not decode(other).is_own and decode(other).drafter == spelled.drafter
+            ]
+            if not near:
+                return None
+            sharing.setdefault(min(near)[2], []).append(code)
+        for known, others in sharing.items():
+            first, num_left, other = plan.depths[known]
+            for code in sorted([known, *others], key=lambda code: decode(code).kind):
+                num, limit = min(num_left, codes.count(code)), decode(code).depth
+                depths[code] = (min(first, limit), num, min(other, limit))
+                num_left -= num
         return plan._replace(depths=depths)
 
     def clear(self) -> None:

@@ -158,13 +158,20 @@ def _least_seconds(items: Sequence[Item], base: Base, prices: Prices, limit: int
 
 
 def group_depths(items: Sequence[Item], choice: Choice, num_groups: int) -> list[tuple[int, int, int]]:
-    """What a choice means for each group: depth of its first rows, their number, depth of the others."""
+    """What a choice means for each group: depth of its first rows, their number, depth of the others.
+
+    Where all rows of a group go as deep, so will those that are not there yet.
+    """
     found = [(0, 0, 0)] * num_groups
     taken = [item for item in items if item.end <= choice.limit][: choice.num_items]
     for item in taken[:-1]:
         found[item.group] = (item.end, item.num_rows, item.end)
     for item in taken[-1:]:
-        found[item.group] = (item.end, choice.num_last, item.start)
+        found[item.group] = (
+            item.end,
+            choice.num_last,
+            item.end if choice.num_last == item.num_rows else item.start,
+        )
     return found
 
 
