@@ -59,6 +59,8 @@ def main() -> None:
     parser.add_argument("--mix", action="store_true", help="easy and hopeless requests instead")
     parser.add_argument("--from", dest="source", type=Path, help="a sweep's JSON instead of a new one")
     args, flags = parser.parse_known_args()
+    if any(flag.partition("=")[0] == "--out" for flag in flags):
+        parser.error("--out: the report goes to results; `paceline sweep --out DIR`, then --from, keeps it")
     code = 0
     if args.source is not None:
         document = json.loads(args.source.read_text())
@@ -70,7 +72,9 @@ def main() -> None:
                 raise SystemExit(code or "the sweep left no report")
             document = json.loads(path.read_text())
     results = Results("sweep", ("torch", "numpy", "numba"), command=_command(document["command"]))
-    merge(results, document, is_mix=args.mix)
+    if not merge(results, document, is_mix=args.mix):
+        print("no load has a verdict of enough pairs to replace its row: the results stay as they are")
+        raise SystemExit(code)
     rows = {part: row for part in _parts() if (row := results.row(part)) is not None}
     results.write(_parts(), _bars(rows), _table(rows))
     raise SystemExit(code)
@@ -99,14 +103,15 @@ def _sweep(flags: Sequence[str]) -> int:
             return process.wait()
 
 
-def merge(results: Results, document: dict[str, Any], is_mix: bool) -> None:
-    """Put every load of a sweep that has a verdict in its row.
+def merge(results: Results, document: dict[str, Any], is_mix: bool) -> int:
+    """Put every load of a sweep that has a verdict in its row; returns how many rows are new.
 
     A row of fewer pairs than a bar asks for, as an interrupted sweep leaves, replaces none that has them.
     """
     loads = [_part(t, c) for t in TEMPERATURES for c in CONCURRENCY]
     if is_mix:
         loads = [_mix_part(c) for c in MIX_CONCURRENCY]
+    num_new = 0
     for column in _columns(document["summary"]):
         part = (
             _mix_part(column["concurrency"])
@@ -118,6 +123,8 @@ def merge(results: Results, document: dict[str, Any], is_mix: bool) -> None:
             continue
         if earlier is None or _num_pairs(row) >= min(MIN_PAIRS, _num_pairs(earlier)):
             results.put(part, row)
+            num_new += 1
+    return num_new
 
 
 def _columns(summary: dict[str, Any]) -> list[dict[str, Any]]:

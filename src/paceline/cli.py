@@ -229,10 +229,11 @@ def _serve(args: argparse.Namespace) -> None:
 
 
 def report_address(address: Address) -> None:
-    # A small model that is sampled at the default temperature may ramble up to its context's end.
+    # A small model at the default temperature says anything, and may go on up to its context's end.
     body = {
         "model": address.model_name,
         "messages": [{"role": "user", "content": "Say hello."}],
+        "temperature": 0,
         "max_tokens": 64,
     }
     print(

@@ -7,8 +7,9 @@ import dataclasses
 import difflib
 import types
 import typing
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 SHORTEST_COLUMN = 28
@@ -60,11 +61,21 @@ def flag_of(name: str) -> str:
     return "MODEL" if name == "model" else "--" + name.replace("_", "-")
 
 
-def add_flags(parser: argparse.ArgumentParser, config: type[Any], *, but: Collection[str] = ()) -> None:
+def add_flags(
+    parser: argparse.ArgumentParser,
+    config: type[Any],
+    *,
+    but: Collection[str] = (),
+    defaults: Mapping[str, str] = MappingProxyType({}),
+) -> None:
     """One flag per field of the dataclass `config`: `max_queue: int` becomes `--max-queue N`.
 
     A bool becomes `--x` and `--no-x`. Help texts and choices are the fields' own. A flag that is not
     given leaves no attribute behind: another source may have the value.
+
+    Args:
+        but: fields that get none.
+        defaults: what to say of those whose default is another one here.
     """
     kinds = kinds_of(config)
     group = parser.add_argument_group(_title(config))
@@ -72,7 +83,10 @@ def add_flags(parser: argparse.ArgumentParser, config: type[Any], *, but: Collec
         if field.name in but:
             continue
         kind = kinds[field.name].type
-        settings: dict[str, Any] = {"default": argparse.SUPPRESS, "help": help_of(field)}
+        settings: dict[str, Any] = {
+            "default": argparse.SUPPRESS,
+            "help": help_of(field, defaults.get(field.name)),
+        }
         if kind is bool:
             settings["action"] = argparse.BooleanOptionalAction
         else:
@@ -83,11 +97,11 @@ def add_flags(parser: argparse.ArgumentParser, config: type[Any], *, but: Collec
         group.add_argument("--" + field.name.replace("_", "-"), **settings)
 
 
-def help_of(field: dataclasses.Field[Any]) -> str:
-    """A field's help text for argparse, with its default."""
+def help_of(field: dataclasses.Field[Any], default: str | None = None) -> str:
+    """A field's help text for argparse, with its default, or with what is said instead."""
     text: str = field.metadata["help"]
-    if field.default is not None:
-        text += f" (default: {field.default})"
+    if default is not None or field.default is not None:
+        text += f" (default: {field.default if default is None else default})"
     return text.replace("%", "%%")
 
 

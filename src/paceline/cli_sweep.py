@@ -54,7 +54,16 @@ def add_sweep_command(commands: argparse._SubParsersAction[Parser]) -> None:
         "--profile", choices=("step",), help="instead: the load steps 1, 16, 1, and arms over time"
     )
     _add_work_flags(sweep)
-    add_flags(sweep, EngineConfig, but={"model", "depth", "trace", "trace_max_bytes"})  # depths are arms
+    add_flags(
+        sweep,
+        EngineConfig,
+        but={"model", "depth", "trace", "trace_max_bytes"},  # depths are arms
+        defaults={
+            "prefix_caching": "False, as all arms get the same prompts",
+            "max_num_seqs": "as many as --concurrency needs",
+            "max_num_batched_tokens": "as many as --concurrency needs",
+        },
+    )
 
 
 def _add_work_flags(sweep: Parser) -> None:
@@ -79,7 +88,12 @@ def _add_work_flags(sweep: Parser) -> None:
     group.add_argument("--temperature", metavar="LIST", default="0", help="0 is greedy")
     group.add_argument("--context", metavar="LIST", help="tokens of each prompt (default: as they are)")
     group.add_argument("--rounds", type=int, metavar="N", help="in each of the two passes (default: 5)")
-    group.add_argument("--minutes", type=float, metavar="X", help="fewer rounds, to end in about this time")
+    group.add_argument(
+        "--minutes",
+        type=float,
+        metavar="X",
+        help="fewer rounds, to end in about this time; two of each pass are the least",
+    )
     group.add_argument(
         "--warmup-steps",
         type=int,
@@ -136,6 +150,8 @@ def _sweep(args: argparse.Namespace) -> None:
         raise KeyboardInterrupt
     if outcome.is_empty:
         raise PacelineError("every arm failed")
+    if outcome.failed:
+        raise PacelineError(f"{', '.join(outcome.failed)} failed; the report has the rest")
 
 
 def _arms(args: argparse.Namespace) -> list[Arm]:
@@ -147,7 +163,7 @@ def _arms(args: argparse.Namespace) -> list[Arm]:
     if words is None:
         words = "plain,2,auto" if args.profile else "plain,1,3,auto" if args.quick else "plain,0,1,2,3,4,auto"
         words = "" if args.url else words
-    return parse_arms([word.strip() for word in words.split(",") if word.strip()], args.url)
+    return parse_arms(words, args.url)
 
 
 def _options(args: argparse.Namespace, settings: Settings, arms: Sequence[Arm]) -> Options:
@@ -157,7 +173,13 @@ def _options(args: argparse.Namespace, settings: Settings, arms: Sequence[Arm]) 
         ConfigError: names the flag and its limit.
     """
     from paceline.bench.run import Options
+    from paceline.engine.policies import make_policy
 
+    for word in [value for arm in arms for name, value in arm.launch if name == "policy"]:
+        try:
+            make_policy("auto", word, settings.engine.max_depth, None)
+        except ConfigError as error:
+            raise ConfigError(f"--arms: {error}") from None
     default = QUICK_LOADS if args.quick else GPU_LOADS if settings.engine.device == "cuda" else CPU_LOADS
     if args.profile:
         default = "1,16,1"

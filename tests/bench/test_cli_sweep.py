@@ -18,6 +18,13 @@ def sweep(*args: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
 
 
+def test_a_list_is_taken_apart_between_arms_and_not_within_one() -> None:
+    arms = parse_arms("plain, table:4=3, 16=1,2,ema , table:2=4,,auto", [])
+    names = [arm.name for arm in arms]
+    assert names == ["plain", "table:4=3,16=1", "depth 2", "ema", "table:2=4", "auto"]
+    assert arms[1].launch == (("policy", "table:4=3,16=1"),)
+
+
 def test_words_are_arms() -> None:
     assert arm_of("plain") == Arm("plain", "plain", (("draft", "none"),))
     assert arm_of("03") == Arm("depth 3", "fixed", (("depth", "0"),), depth=3)
@@ -43,17 +50,17 @@ def test_addresses_are_arms(text: str, arm: Arm) -> None:
 @pytest.mark.parametrize(
     ("words", "urls", "message"),
     [
-        (["17"], [], "--arms: depth must be at most 16, got 17"),
-        (["１"], [], "--arms: plain, a depth, auto or the name of a policy, got '１'"),
-        (["-1"], [], "--arms: plain, a depth, auto or the name of a policy, got '-1'"),
-        (["1", "01"], [], "--arms, --url: depth 1 is there twice"),
-        ([], [], "--arms: there is nothing to measure"),
-        ([], ["ftp://host"], "--url must be http://… or https://…"),
-        ([], ["http://host:99999"], "--url must be http://… or https://…"),
-        ([], ["host:8000"], "--url must be http://… or https://…"),
+        ("17", [], "--arms: depth must be at most 16, got 17"),
+        ("１", [], "--arms: plain, a depth, auto or the name of a policy, got '１'"),
+        ("-1", [], "--arms: plain, a depth, auto or the name of a policy, got '-1'"),
+        ("1,01", [], "--arms, --url: depth 1 is there twice"),
+        (",", [], "--arms: there is nothing to measure"),
+        ("", ["ftp://host"], "--url must be http://… or https://…"),
+        ("", ["http://host:99999"], "--url must be http://… or https://…"),
+        ("", ["host:8000"], "--url must be http://… or https://…"),
     ],
 )
-def test_bad_arms(words: list[str], urls: list[str], message: str) -> None:
+def test_bad_arms(words: str, urls: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_arms(words, urls)
     assert str(caught.value).startswith(message)
@@ -74,6 +81,9 @@ def test_bad_arms(words: list[str], urls: list[str], message: str) -> None:
         (["--draft", "nosuch"], "no draft head 'nosuch'"),
         (["--draft", "nosuch", "--profile", "step"], "no draft head 'nosuch'"),
         (["--turn-seconds", "0"], "--turn-seconds must be at least 0.05, got 0.0"),
+        (["--arms", "plain,nosuch"], "--arms: policy must be one of governor, ema, table:ROWS=DEPTH"),
+        (["--arms", "table:4=3,x=1"], "--arms: plain, a depth, auto or the name of a policy, got 'x=1'"),
+        (["--arms", "plain,table:4=99"], "--arms: policy 'table:4=99' cannot be used (depth 99 is more than"),
         (["--rounds", "0"], "--rounds must be at least 1, got 0"),
         (["--minutes", "0"], "--minutes must be at least 0.1, got 0.0"),
         (["--answer-len", "2"], "--answer-len must be at least 4, got 2"),
@@ -125,13 +135,23 @@ def test_a_head_that_cannot_be_loaded_stops_the_sweep(tmp_path: Path) -> None:
 @pytest.mark.model
 def test_a_short_sweep_of_the_default_model(tmp_path: Path) -> None:
     ended = sweep(
-        *("--draft", "ngram", "--arms", "plain,2,no-such-policy", "--concurrency", "1,2"),
+        *(
+            "--draft",
+            "ngram",
+            "--arms",
+            "plain,2",
+            "--url",
+            "gone=http://127.0.0.1:9",
+            "--concurrency",
+            "1,2",
+        ),
         *("--rounds", "1", "--answer-len", "8", "--min-tokens", "8", "--max-prompt-chars", "60"),
         *("--out", str(tmp_path)),
         timeout=280,
     )
-    assert ended.returncode == 0, ended.stderr
-    assert "no-such-policy failed" in ended.stderr
+    assert ended.returncode == 1, "an arm failed"
+    assert "gone failed" in ended.stderr
+    assert ended.stderr.splitlines()[-1] == "paceline: error: gone failed; the report has the rest"
     assert "Where depths stop paying" in ended.stdout
     read = json.loads((tmp_path / "sweep.json").read_text())
     assert read["is_complete"]

@@ -55,7 +55,7 @@ def arm_of(word: str) -> Arm:
         return Arm(f"depth {int(word)}", "fixed", (("depth", "0"),), depth=int(word))
     if word == "auto":
         return Arm(word, "adaptive", (("depth", "auto"),))
-    if not re.fullmatch(r"[a-z][a-z0-9_-]*(:[0-9=:]+)?", word):
+    if not re.fullmatch(r"[a-z][a-z0-9_-]*(:[0-9=:,]+)?", word):
         raise ConfigError(f"--arms: plain, a depth, auto or the name of a policy, got {word!r}")
     return Arm(word, "adaptive", (("policy", word),))
 
@@ -84,13 +84,14 @@ def arm_at(text: str) -> Arm:
     return Arm(name or parts.netloc, roles.get(name, "other"), url=url)
 
 
-def parse_arms(words: Sequence[str], urls: Sequence[str]) -> list[Arm]:
-    """All arms, in the order given.
+def parse_arms(text: str, urls: Sequence[str]) -> list[Arm]:
+    """All arms, in the order given: words with commas between them, of which `table:4=3,16=1` is one.
 
     Raises:
         ConfigError: one cannot be, is there twice, or there is none.
     """
-    arms = [arm_of(word) for word in words] + [arm_at(text) for text in urls]
+    words = [word.strip() for word in re.split(r",(?!\s*\d+\s*=)", text)]
+    arms = [arm_of("".join(word.split())) for word in words if word] + [arm_at(url) for url in urls]
     names = [arm.name for arm in arms]
     for name in names:
         if names.count(name) > 1:

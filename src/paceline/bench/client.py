@@ -160,7 +160,8 @@ class HttpTarget:
             response = connection.getresponse()
             if response.status != 200:
                 reason = _excerpt(response.read(2000).decode("utf-8", errors="replace"))
-                raise PacelineError(f"{self._url}{path}: status {response.status}: {reason}")
+                status = f"status {response.status}" + (f": {reason}" if reason else "")
+                raise PacelineError(f"{self._url}{path}: {status}")
             yield response
         except (OSError, http.client.HTTPException) as error:
             kind_of_error = ArmGoneError if isinstance(error, NOBODY_THERE) else PacelineError

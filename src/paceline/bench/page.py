@@ -34,7 +34,11 @@ def to_html(report: Report) -> str:
     parts = []
     lines = reports.verdict_lines(report)
     if lines:
-        parts += ["<h2>Verdict</h2>", _list(lines), _html_table(reports.verdict_table(report))]
+        parts += [
+            f"<h2>{escape(reports.VERDICT)}</h2>",
+            _list(lines),
+            _html_table(reports.verdict_table(report)),
+        ]
     if report.summary.crossovers:
         parts += ["<h2>Where depths stop paying</h2>", _list(reports.crossover_lines(report))]
     events = [*reports.failure_lines(report.failures), *reports.preemption_lines(report.summary.cells)]
@@ -64,7 +68,7 @@ def notes(lines: Sequence[str], is_complete: bool) -> list[str]:
 
 def document(about: About, title: str, parts: Sequence[str]) -> str:
     """A whole page around these parts."""
-    facts = ", ".join(about.device.values())
+    facts = reports.show_device(about.device)
     settings = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in about.settings.items())
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'

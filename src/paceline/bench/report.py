@@ -18,6 +18,8 @@ from paceline.bench.sweep import Failure, Measurement
 
 FORMAT = 1
 INTERRUPTED = "interrupted: this is what was measured until then"
+VERDICT = "Verdict: against the best other arm of the first pass, as measured in the second"
+ENOUGH = 5  # values whose least and greatest hold their median 95 times in 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,12 @@ def to_json(report: Report) -> str:
         "measurements": [asdict(measurement) for measurement in report.measurements],
     }
     return json.dumps(finite(document), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def show_device(device: Mapping[str, str]) -> str:
+    """`AMD EPYC, 2 cores, 25 GB, Linux`."""
+    cores = "1 core" if device.get("cores") == "1" else f"{device.get('cores')} cores"
+    return ", ".join(cores if name == "cores" else value for name, value in device.items())
 
 
 def finite(value: Any) -> Any:
@@ -166,6 +174,8 @@ def verdict_lines(report: Report) -> list[str]:
             f"{name} / best of plain and fixed depths: {show_interval(average)} on average, "
             f"{show_interval(worst.ratio)} at worst ({worst.column}, against {worst.best})"
         )
+    if min((verdict.ratio.num for verdict in report.summary.verdicts), default=ENOUGH) < ENOUGH:
+        lines.append(f"Of fewer than {ENOUGH} rounds an interval holds the truth less often than it says.")
     return lines
 
 
@@ -227,13 +237,13 @@ def to_text(report: Report) -> str:
     """The report for a terminal."""
     about = report.about
     parts = [
-        f"{about.model}, draft {about.draft}; {', '.join(about.device.values())}; paceline {about.version}\n"
+        f"{about.model}, draft {about.draft}; {show_device(about.device)}; paceline {about.version}\n"
         f"{about.work}"
     ]
     reference = report.summary.reference
     for temperature, context_len in groups(report):
         title = group_title(temperature, context_len)
-        against = "" if reference is None else f" (against {reference})"
+        against = "" if reference is None else f" (against {reference}: median of the rounds' ratios)"
         for heading, table in (
             (f"tok/s at {title}{against}", rate_table(report, temperature, context_len)),
             (f"ms a token of one request at {title}", tpot_table(report, temperature, context_len)),
@@ -242,7 +252,7 @@ def to_text(report: Report) -> str:
     if report.summary.crossovers:
         parts.append("\n".join(["Where depths stop paying", *crossover_lines(report)]))
     if report.summary.verdicts:
-        parts.append("\n".join(["Verdict", *align(verdict_table(report)), *verdict_lines(report)]))
+        parts.append("\n".join([VERDICT, *align(verdict_table(report)), *verdict_lines(report)]))
     notes = [*failure_lines(report.failures), *preemption_lines(report.summary.cells)]
     if not report.is_complete:
         notes.append(INTERRUPTED)

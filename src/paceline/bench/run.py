@@ -69,6 +69,7 @@ class Outcome:
     written: list[str]  # a line for each file, or why there is none
     interrupted_by: Signals | None
     is_empty: bool  # nothing was measured
+    failed: list[str]  # arms, at a load or altogether
 
 
 class Workshop:
@@ -197,7 +198,8 @@ def sweep(arms: Sequence[Arm], options: Options, say: Say) -> Outcome:
         files["sweep.png"] = lambda: page.to_png(done)
     written = _write(options.out, files)
     interruption.restore()
-    return Outcome(report.to_text(done), written, interruption.signal, not done.measurements)
+    failed = list(dict.fromkeys(failure.arm for failure in measuring.failures))
+    return Outcome(report.to_text(done), written, interruption.signal, not done.measurements, failed)
 
 
 def profile(arms: Sequence[Arm], options: Options, say: Say) -> Outcome:
@@ -215,9 +217,9 @@ def profile(arms: Sequence[Arm], options: Options, say: Say) -> Outcome:
     failures: list[Failure] = []
     with Interruption() as interruption:
         for arm in opening_order(arms):
-            say(f"{arm.name}: {sum(phase.seconds for phase in phases):.0f} s")
             try:
                 target = workshop.open_local(arm)
+                say(f"{arm.name}: {sum(phase.seconds for phase in phases):.0f} s")
                 load_steps.warm_up(target, load_steps.jobs_of(workload, temperature))
                 jobs = load_steps.jobs_of(workload, temperature)
                 courses[arm.name] = load_steps.follow(target, phases, jobs, time.perf_counter)
@@ -235,7 +237,8 @@ def profile(arms: Sequence[Arm], options: Options, say: Say) -> Outcome:
         files["profile.png"] = lambda: page.row_png(load_steps.charts(done))
     written = _write(options.out, files)
     interruption.restore()
-    return Outcome(load_steps.to_text(done), written, interruption.signal, not courses)
+    failed = [failure.arm for failure in failures]
+    return Outcome(load_steps.to_text(done), written, interruption.signal, not courses, failed)
 
 
 def _tell(interruption: Interruption, say: Say) -> None:

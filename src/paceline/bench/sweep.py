@@ -267,13 +267,16 @@ class Sweep:
         self, column: Column, num_rounds: int, ends: float, later: Sequence[tuple[int, Column]]
     ) -> float:
         """Seconds to the end, as far as anybody knows."""
-        mine = min(num_rounds * self._round_seconds[column], max(0.0, ends - self._clock()))
-        others = 0.0
+        fewest, seconds = min(MIN_ROUNDS, self._num_rounds), self._round_seconds[column]
+        num_due = max(0, fewest - (self._num_rounds - num_rounds))
+        mine = min(num_rounds * seconds, max(num_due * seconds, ends - self._clock()))
+        others = least = 0.0
         for pass_id, other in later:
-            rounds = self._num_rounds + (pass_id == 1)
-            others += rounds * self._expected(other) + (pass_id == 1) * self._warmup_seconds
+            num_first, expected = int(pass_id == 1), self._expected(other)
+            others += (self._num_rounds + num_first) * expected + num_first * self._warmup_seconds
+            least += (fewest + num_first) * expected
         if self._max_seconds is not None:
-            others = min(others, max(0.0, self._began + self._max_seconds - self._clock() - mine))
+            others = min(others, max(least, self._began + self._max_seconds - self._clock() - mine))
         return mine + others
 
     def _expected(self, column: Column) -> float:
