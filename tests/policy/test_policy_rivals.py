@@ -104,6 +104,7 @@ class TestAcceptanceEma:
         lambda: BatchTable([(1, 4, -1)]),
         lambda: Threshold(0, 4, 4),
         lambda: Threshold(1, 4, 6),
+        lambda: Threshold(1, -1, 0),
         lambda: AcceptanceEma({8: (0, 1)}),
         lambda: AcceptanceEma({1: ()}),
     ],
