@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli_flags import Parser
+from paceline.config import is_whole
 from paceline.errors import ConfigError, PacelineError
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ def parse_policy(spec: str, trace: Trace) -> Policy:
             return make_policy("auto", spec, deepest, trace.costs)
         except ConfigError as error:
             raise ConfigError(f"{error}; or {FIXED}:DEPTH") from None
-    if not (depth.isascii() and depth.isdecimal()) or int(depth) > deepest:
+    if not is_whole(depth) or int(depth) > deepest:
         raise ConfigError(
             f"policy {spec!r}: fixed: needs a depth of 0 to {deepest}, the deepest of the trace"
         )

@@ -53,21 +53,23 @@ def add_sweep_command(commands: argparse._SubParsersAction[Parser]) -> None:
     sweep.add_argument(
         "--profile", choices=("step",), help="instead: the load steps 1, 16, 1, and arms over time"
     )
-    _add_work_flags(sweep)
+    group = sweep.add_argument_group("what is measured")
+    _add_load_flags(group)
+    _add_work_flags(group)
     add_flags(
         sweep,
         EngineConfig,
         but={"model", "depth", "trace", "trace_max_bytes"},  # depths are arms
         defaults={
             "prefix_caching": "False, as all arms get the same prompts",
-            "max_num_seqs": "as many as --concurrency needs",
-            "max_num_batched_tokens": "as many as --concurrency needs",
+            "max_num_seqs": "at least as many as --concurrency needs",
+            "max_num_batched_tokens": "at least as many as --concurrency needs",
         },
     )
 
 
-def _add_work_flags(sweep: Parser) -> None:
-    group = sweep.add_argument_group("what is measured")
+def _add_load_flags(group: argparse._ArgumentGroup) -> None:
+    """Which arms, at which loads, and for how long."""
     group.add_argument(
         "--arms",
         metavar="LIST",
@@ -94,6 +96,10 @@ def _add_work_flags(sweep: Parser) -> None:
         metavar="X",
         help="fewer rounds, to end in about this time; two of each pass are the least",
     )
+
+
+def _add_work_flags(group: argparse._ArgumentGroup) -> None:
+    """What every arm is asked to do in a round, and where the report goes."""
     group.add_argument(
         "--warmup-steps",
         type=int,
@@ -137,6 +143,7 @@ def _sweep(args: argparse.Namespace) -> None:
     logs.configure("warning")
     settings = load(args, os.environ)
     arms = _arms(args)
+    _check_policies(arms, settings.engine.max_depth)
     options = _options(args, settings, arms)
     _make_folder(options.out)
     run = sweep if args.profile is None else profile
@@ -166,6 +173,17 @@ def _arms(args: argparse.Namespace) -> list[Arm]:
     return parse_arms(words, args.url)
 
 
+def _check_policies(arms: Sequence[Arm], max_depth: int) -> None:
+    """Raises ConfigError where an arm's policy is none, before anything is measured."""
+    from paceline.engine.policies import make_policy
+
+    for word in [value for arm in arms for name, value in arm.launch if name == "policy"]:
+        try:
+            make_policy("auto", word, max_depth, None)
+        except ConfigError as error:
+            raise ConfigError(f"--arms: {error}") from None
+
+
 def _options(args: argparse.Namespace, settings: Settings, arms: Sequence[Arm]) -> Options:
     """The flags, checked.
 
@@ -173,13 +191,7 @@ def _options(args: argparse.Namespace, settings: Settings, arms: Sequence[Arm]) 
         ConfigError: names the flag and its limit.
     """
     from paceline.bench.run import Options
-    from paceline.engine.policies import make_policy
 
-    for word in [value for arm in arms for name, value in arm.launch if name == "policy"]:
-        try:
-            make_policy("auto", word, settings.engine.max_depth, None)
-        except ConfigError as error:
-            raise ConfigError(f"--arms: {error}") from None
     default = QUICK_LOADS if args.quick else GPU_LOADS if settings.engine.device == "cuda" else CPU_LOADS
     if args.profile:
         default = "1,16,1"

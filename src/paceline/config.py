@@ -33,6 +33,11 @@ def option(default: Any, help: str, **extra: Any) -> Any:
     return field(default=default, metadata={"help": help, **extra}, repr=not extra.get("secret", False))
 
 
+def is_whole(text: str) -> bool:
+    """Whether the text is a whole number in ASCII digits: `int` takes those of other scripts too."""
+    return text.isascii() and text.isdecimal()
+
+
 def _at_least(config: object, name: str, low: float) -> None:
     value = getattr(config, name)
     if value is not None and not low <= value < math.inf:
@@ -159,7 +164,7 @@ class EngineConfig:
         if self.max_depth > MAX_DEPTH:
             raise ConfigError(f"max_depth must be at most {MAX_DEPTH}, got {self.max_depth}")
         if self.depth != "auto":
-            if not (self.depth.isascii() and self.depth.isdecimal()):
+            if not is_whole(self.depth):
                 raise ConfigError(f"depth must be auto or a whole number, got {self.depth!r}")
             if int(self.depth) > self.max_depth:
                 raise ConfigError(f"depth must be at most max_depth ({self.max_depth}), got {self.depth}")

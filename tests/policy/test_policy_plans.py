@@ -97,10 +97,7 @@ def test_a_kind_it_does_not_know_goes_like_the_nearest_and_another_drafter_does_
     ("known", "depths"),
     [
         ((2, 8, 2), (2, 2, 2, 2, 2, 2, 2, 2)),  # all of them
-        (
-            (2, 5, 0),
-            (2, 2, 0, 0, 0, 2, 2, 2),
-        ),  # five of eight: three better ones, then two that are as they were
+        ((2, 5, 0), (2, 2, 0, 0, 0, 2, 2, 2)),  # five: three better ones, then two as they were
         ((2, 2, 1), (1, 1, 1, 1, 1, 2, 2, 1)),
         ((0, 0, 0), (0,) * 8),
     ],

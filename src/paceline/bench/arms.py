@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 from urllib.parse import urlsplit
 
-from paceline.config import MAX_DEPTH
+from paceline.config import MAX_DEPTH, is_whole
 from paceline.errors import ConfigError
 
 # In the verdict, every adaptive arm is held against the best of plain and fixed ones.
@@ -48,7 +48,7 @@ def arm_of(word: str) -> Arm:
     """
     if word == "plain":
         return Arm(word, "plain", (("draft", "none"),))
-    if word.isascii() and word.isdecimal():
+    if is_whole(word):
         if int(word) > MAX_DEPTH:
             raise ConfigError(f"--arms: depth must be at most {MAX_DEPTH}, got {word}")
         # Requests say how deep. A policy on the same engine would learn from them what it would not try.
